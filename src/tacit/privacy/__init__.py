@@ -1,0 +1,40 @@
+"""What is promised and what is spent: budgets, accounting, the ledger and the mechanisms that draw noise."""
+
+from tacit.privacy import accounting, correlated, events, mechanisms
+from tacit.privacy.accounting import UnsupportedEvent, guarantee, noise_multiplier
+from tacit.privacy.budget import Budget, Guarantee, Neighbours, Unit, delta_of, epsilon_of, mu_of
+from tacit.privacy.chain import LedgerDamaged
+from tacit.privacy.filters import Mode
+from tacit.privacy.ledger import BudgetExceeded, Ledger
+from tacit.privacy.queries import BoundedSum, GridSum, grid_sum
+from tacit.privacy.receipts import Receipt, ReceiptError
+from tacit.privacy.storage import LedgerError
+from tacit.privacy.totals import Remaining
+
+__all__ = [
+    "BoundedSum",
+    "Budget",
+    "BudgetExceeded",
+    "GridSum",
+    "Guarantee",
+    "Ledger",
+    "LedgerDamaged",
+    "LedgerError",
+    "Mode",
+    "Neighbours",
+    "Receipt",
+    "ReceiptError",
+    "Remaining",
+    "Unit",
+    "UnsupportedEvent",
+    "accounting",
+    "correlated",
+    "delta_of",
+    "epsilon_of",
+    "events",
+    "grid_sum",
+    "guarantee",
+    "mechanisms",
+    "mu_of",
+    "noise_multiplier",
+]

@@ -1,0 +1,331 @@
+"""From event trees to guarantees, and from a target back to the noise that meets it.
+
+Formal guarantee: the epsilon returned is an upper bound. Unsampled Gaussian releases are composed exactly (sum of
+mu^2) and converted by the closed form. Everything else goes through dp-accounting's privacy loss distributions with
+pessimistic rounding and, where these cannot take an event or the time limit is reached, through Renyi divergences;
+the guarantee then says so. All of this is composition of mechanisms fixed in advance; spending that depends on what
+was released before is the ledger's business (privacy filters).
+
+tacit applies the relation's factor itself: noise is relative to the clip C, and under REPLACE_ONE a sum moves by up
+to 2C, so an unsampled event is handed on with half its noise. Poisson sampling under REPLACE_ONE needs its own
+dominating pair, which only the Gaussian PLD has; it is used, or the event is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import attr
+from dp_accounting import NeighboringRelation, dp_event
+from dp_accounting.rdp import RdpAccountant
+
+from tacit.privacy import loss
+from tacit.privacy.budget import Budget, Guarantee, Neighbours, Unit, check_delta, epsilon_of, mu_of_pure
+from tacit.privacy.events import DpEvent, NoisyMaxDpEvent, StreamDpEvent, gaussian, gaussian_noise, leaves
+
+Accountant = Literal["pld", "rdp", "gdp"]
+ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp", "gdp")
+ORDERS = tuple(1 + x / 10 for x in range(1, 100)) + tuple(range(11, 64)) + (80, 128, 192, 256, 384, 512, 1024, 4096)
+
+
+class UnsupportedEvent(ValueError):
+    """No accountant can bound this event under this relation."""
+
+
+@dataclass
+class Terms:
+    """A tree taken apart under one relation, the relation's factor already applied."""
+
+    mu_squared: float = 0.0  # all unsampled Gaussians together
+    others: Counter[DpEvent] = field(default_factory=Counter)
+    private: bool = True
+
+    @property
+    def mu(self) -> float:
+        return math.sqrt(self.mu_squared) if self.private else math.inf
+
+
+def guarantee(
+    event: DpEvent,
+    *,
+    delta: float,
+    neighbours: Neighbours = Neighbours.ADD_REMOVE,
+    unit: Unit | str = Unit.SAMPLE,
+    accountant: Accountant = "pld",
+    time_limit: float = 60.0,
+    bracket: bool = False,
+) -> Guarantee:
+    """What a fixed plan of releases promises at ``delta``; with ``bracket`` also a lower bound on its epsilon.
+
+    ``accountant``: ``"pld"`` is the tightest and the default; ``"rdp"`` is looser and always quick; ``"gdp"`` takes
+    only unsampled Gaussian (and pure-epsilon) releases and is exact for the former.
+    """
+    check_delta(delta)
+    if accountant not in ACCOUNTANTS:
+        raise ValueError(f"Unknown accountant {accountant!r}: choose one of {', '.join(ACCOUNTANTS)}.")
+    neighbours = Neighbours(neighbours)
+    terms = take_apart(event, neighbours)
+
+    def promise(
+        epsilon: float, how: str, *notes: str, lower: float | None = None, mu: float | None = None
+    ) -> Guarantee:
+        return Guarantee(
+            epsilon=epsilon,
+            delta=delta,
+            mu=mu,
+            neighbours=neighbours,
+            unit=Unit(unit),
+            lower=lower,
+            estimate=None if lower is None else (lower + epsilon) / 2,
+            accountant=how,
+            notes=notes,
+        )
+
+    if not terms.private:
+        return promise(math.inf, "none", "an event without noise")
+    if delta == 0:
+        return promise(pure_epsilon(event, neighbours), "sum of pure epsilons")
+    if not terms.others and accountant != "rdp":
+        return promise(epsilon_of(terms.mu, delta), "exact Gaussian", mu=terms.mu)
+    if accountant == "gdp":
+        mu = math.sqrt(terms.mu_squared + sum(n * mu_of_pure(pure_of(e)) ** 2 for e, n in terms.others.items()))
+        return promise(epsilon_of(mu, delta), "Gaussian, pure releases by their dominating mu", mu=mu)
+    if accountant == "rdp":
+        return promise(_rdp_epsilon(terms, neighbours, delta), "RDP")
+    try:
+        upper = loss.epsilon(terms.mu_squared, terms.others, neighbours, delta, deadline=time.monotonic() + time_limit)
+    except loss.CannotTakeError as reason:
+        return promise(_rdp_epsilon(terms, neighbours, delta), "RDP", f"RDP because {reason}")
+    lower = None
+    if bracket:
+        lower = loss.epsilon(terms.mu_squared, terms.others, neighbours, delta, deadline=math.inf, pessimistic=False)
+    return promise(upper, "PLD, pessimistic", lower=lower)
+
+
+def noise_multiplier(
+    budget: Budget,
+    event: Callable[[float], DpEvent] = gaussian,
+    *,
+    neighbours: Neighbours = Neighbours.ADD_REMOVE,
+    accountant: Accountant = "pld",
+    time_limit: float = 60.0,
+    tolerance: float = 1e-4,
+) -> float:
+    """The smallest noise (to ``tolerance`` in epsilon, from the safe side) at which ``event(noise)`` fits the budget.
+
+    ``event`` maps the noise multiplier to the whole plan: one release, T steps, a schedule ``lambda s: schedule([s,
+    s/2])``, Laplace queries, or a mixture of all these.
+    """
+    if not budget.private:
+        return 0.0
+    deadline = time.monotonic() + time_limit
+
+    def spent(noise: float) -> float:
+        left = deadline - time.monotonic()
+        if left < 0 and accountant == "pld":
+            raise TimeoutError
+        return guarantee(
+            event(noise), delta=budget.delta, neighbours=neighbours, accountant=accountant, time_limit=left
+        ).epsilon
+
+    exact = not take_apart(event(1.0), Neighbours(neighbours)).others and accountant != "rdp"
+    try:
+        return _smallest(spent, budget.epsilon, 1e-13 if exact or budget.pure else tolerance)
+    except TimeoutError:  # RDP all the way: more noise than needed, never less
+        return noise_multiplier(budget, event, neighbours=neighbours, accountant="rdp", tolerance=tolerance)
+
+
+def take_apart(event: DpEvent, neighbours: Neighbours) -> Terms:
+    """The single releases of a tree, with the relation's factor applied and all plain Gaussians merged."""
+    terms = Terms()
+    for leaf, times in leaves(event):
+        plain = _divided(leaf, neighbours)
+        if plain is None:
+            terms.private = False
+        elif isinstance(plain, dp_event.GaussianDpEvent):
+            terms.mu_squared += times / plain.noise_multiplier**2
+        elif isinstance(plain, dp_event.LaplaceDpEvent) and math.isinf(plain.noise_multiplier):
+            continue
+        else:
+            terms.others[plain] += times
+    return terms
+
+
+def pure_epsilon(event: DpEvent, neighbours: Neighbours) -> float:
+    """The plain sum of a tree of pure-epsilon releases (delta = 0, where a Gaussian has no place)."""
+    terms = take_apart(event, neighbours)
+    if not terms.private:
+        return math.inf
+    if terms.mu_squared > 0:
+        raise UnsupportedEvent("A Gaussian release has no pure epsilon: give a delta above 0, or use Laplace noise.")
+    return math.fsum(times * pure_of(leaf) for leaf, times in terms.others.items())
+
+
+def _divided(leaf: DpEvent, neighbours: Neighbours) -> DpEvent | None:
+    """One release as the accountants take it; None if it has no noise at all."""
+    factor = neighbours.factor
+    match leaf:
+        case dp_event.NonPrivateDpEvent():
+            return None
+        case StreamDpEvent():
+            if neighbours is Neighbours.ADD_REMOVE:
+                raise UnsupportedEvent(
+                    "A stream is one release only if nobody's place depends on who else is there: "
+                    "declare its subject replace-one or zero-out, not add-remove."
+                )
+            return _divided(dp_event.GaussianDpEvent(leaf.noise_multiplier), neighbours)
+        case dp_event.GaussianDpEvent() | dp_event.LaplaceDpEvent() | NoisyMaxDpEvent():
+            if not leaf.noise_multiplier >= 0:
+                raise ValueError(f"A noise multiplier is not negative; got {leaf.noise_multiplier:g}.")
+            return attr.evolve(leaf, noise_multiplier=leaf.noise_multiplier / factor) if leaf.noise_multiplier else None
+        case dp_event.DiscreteLaplaceDpEvent():
+            return attr.evolve(leaf, sensitivity=leaf.sensitivity * factor) if leaf.noise_parameter else None
+        case dp_event.PoissonSampledDpEvent():
+            return _sampled(leaf, neighbours)
+        case dp_event.SampledWithoutReplacementDpEvent():
+            noise = gaussian_noise(leaf.event)
+            if neighbours is not Neighbours.REPLACE_ONE or noise is None:
+                raise UnsupportedEvent(
+                    "Sampling without replacement is bounded for Gaussian noise under replace-one only."
+                )
+            return attr.evolve(leaf, event=dp_event.GaussianDpEvent(noise / factor)) if noise else None
+        case dp_event.ZCDpEvent():
+            return attr.evolve(leaf, rho=leaf.rho * factor**2, xi=leaf.xi * factor)
+        case dp_event.RandomizedResponseDpEvent() if neighbours is Neighbours.REPLACE_ONE:
+            return leaf if leaf.noise_parameter else None
+        case dp_event.RepeatAndSelectDpEvent():
+            inner = take_apart(leaf.event, neighbours)
+            parts = [dp_event.SelfComposedDpEvent(e, n) for e, n in inner.others.items()]
+            if inner.mu_squared:
+                parts.append(dp_event.GaussianDpEvent(inner.mu_squared**-0.5))
+            return (
+                dp_event.RepeatAndSelectDpEvent(dp_event.ComposedDpEvent(tuple(parts)), leaf.mean, leaf.shape)
+                if inner.private
+                else None
+            )
+    raise UnsupportedEvent(f"No accountant bounds {type(leaf).__name__} under {neighbours}.")
+
+
+def _sampled(leaf: DpEvent, neighbours: Neighbours) -> DpEvent | None:
+    """A Poisson draw and what is released from it: several Gaussians of one draw are one joint Gaussian."""
+    rate, noise = leaf.sampling_probability, gaussian_noise(leaf.event)
+    if not 0 <= rate <= 1:
+        raise ValueError(f"A sample rate is a probability; got {rate:g}.")
+    if noise is not None:
+        if noise == 0:
+            return None
+        if rate == 1:
+            return dp_event.GaussianDpEvent(noise / neighbours.factor)
+        return dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise))
+    if isinstance(leaf.event, dp_event.LaplaceDpEvent) and neighbours is not Neighbours.REPLACE_ONE:
+        return leaf if leaf.event.noise_multiplier else None
+    raise UnsupportedEvent(
+        f"Poisson sampling of {type(leaf.event).__name__} under {neighbours} has no known bound: sample Gaussian "
+        "releases, or account under add-remove or zero-out."
+    )
+
+
+def pure_of(leaf: DpEvent) -> float:
+    """The epsilon of one release whose delta is 0 (the relation's factor already applied)."""
+    match leaf:
+        case dp_event.LaplaceDpEvent():
+            return 1 / float(leaf.noise_multiplier)
+        case NoisyMaxDpEvent():
+            return 2 / float(leaf.noise_multiplier)
+        case dp_event.DiscreteLaplaceDpEvent():
+            return float(leaf.noise_parameter) * int(leaf.sensitivity)
+        case dp_event.RandomizedResponseDpEvent():
+            return math.log1p((1 - leaf.noise_parameter) * leaf.num_buckets / leaf.noise_parameter)
+        case dp_event.PoissonSampledDpEvent() if isinstance(leaf.event, dp_event.LaplaceDpEvent):
+            return math.log1p(leaf.sampling_probability * math.expm1(pure_of(leaf.event)))
+    raise UnsupportedEvent(f"{type(leaf).__name__} is neither a plain Gaussian nor pure epsilon.")
+
+
+def _smallest(spent: Callable[[float], float], target: float, tolerance: float) -> float:
+    """The smallest x with spent(x) <= target, for a falling function that is nearly a line in log-log."""
+    low, high = 1.0, 1.0  # spent(low) > target >= spent(high)
+    cost_low = cost_high = spent(1.0)
+    while cost_high > target:
+        low, cost_low, high = high, cost_high, high * _stride(cost_high, target)
+        if high > 1e12:
+            raise UnsupportedEvent("No amount of noise meets this budget: a part of the plan costs more by itself.")
+        cost_high = spent(high)
+    while cost_low <= target:
+        high, cost_high, low = low, cost_low, low / _stride(target, cost_low)
+        if low < 1e-9:
+            return high
+        cost_low = spent(low)
+    halve = False
+    while cost_high < target * (1 - tolerance) and high / low > 1 + tolerance * 1e-3:
+        share = 0.5
+        if not halve and math.isfinite(cost_low) and cost_high > 0:
+            share = math.log(cost_low / (target * (1 - tolerance / 2))) / math.log(cost_low / cost_high)
+        middle = low * (high / low) ** min(max(share, 0.01), 0.99)
+        cost, width = spent(middle), high / low
+        if cost > target:
+            low, cost_low = middle, cost
+        else:
+            high, cost_high = middle, cost
+        halve = math.log(high / low) > 0.5 * math.log(width) and not halve
+    return high
+
+
+def _stride(above: float, below: float) -> float:
+    """How far to jump from a cost towards another, as if cost fell with 1/noise."""
+    return min(max(1.1 * above / below, 1.5), 100.0) if below > 0 and math.isfinite(above) else 8.0
+
+
+def renyi(event: DpEvent, neighbours: Neighbours, orders: Sequence[float]) -> list[float]:
+    """The Renyi divergence of a tree at each order; the divergences of separate releases add."""
+    return _renyi(take_apart(event, neighbours), neighbours, orders)
+
+
+def epsilon_of_renyi(order: float, divergence: float, delta: float) -> float:
+    """(order, divergence)-RDP as epsilon at ``delta`` (Canonne, Kamath & Steinke 2020, proposition 12)."""
+    return max(0.0, divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1))
+
+
+def renyi_of_epsilon(order: float, budget: Budget) -> float:
+    """The largest divergence at ``order`` that the budget pays for; negative if this order cannot serve it."""
+    return budget.epsilon - math.log1p(-1 / order) + math.log(budget.delta * order) / (order - 1)
+
+
+def best_order(budget: Budget, event: DpEvent | None = None, neighbours: Neighbours = Neighbours.ADD_REMOVE) -> float:
+    """The order at which the budget pays for the most of ``event`` (a plain Gaussian if none is given)."""
+    caps = [renyi_of_epsilon(order, budget) for order in ORDERS]
+    costs = list(ORDERS) if event is None else renyi(event, neighbours, ORDERS)
+    value, order = max((cap / cost if cost > 0 else 0.0, o) for cap, cost, o in zip(caps, costs, ORDERS, strict=True))
+    if value <= 0:
+        raise ValueError(f"No Renyi order serves a budget of {budget}: use the gaussian mode or a larger delta.")
+    return order
+
+
+def _renyi(terms: Terms, neighbours: Neighbours, orders: Sequence[float]) -> list[float]:
+    if not terms.private:
+        return [math.inf] * len(orders)
+    total = [terms.mu_squared * order / 2 for order in orders]
+    for leaf, times in terms.others.items():
+        event, relation = leaf, NeighboringRelation.ADD_OR_REMOVE_ONE
+        if isinstance(leaf, dp_event.PoissonSampledDpEvent) and neighbours is Neighbours.REPLACE_ONE:
+            raise UnsupportedEvent("Poisson sampling under replace-one is accounted by PLD only: use the plan mode.")
+        if isinstance(leaf, NoisyMaxDpEvent | dp_event.DiscreteLaplaceDpEvent):  # two-point response dominates it
+            event = dp_event.RandomizedResponseDpEvent(2 / (1 + math.exp(pure_of(leaf))), 2)
+        if isinstance(event, dp_event.RandomizedResponseDpEvent | dp_event.SampledWithoutReplacementDpEvent):
+            relation = NeighboringRelation.REPLACE_ONE
+        ledger = RdpAccountant(list(orders), relation)
+        if not ledger.supports(event):
+            raise UnsupportedEvent(f"Neither PLD nor RDP bounds {type(leaf).__name__} under {neighbours}.")
+        ledger.compose(event, times)
+        total = [a + float(b) for a, b in zip(total, ledger._rdp, strict=True)]
+    return total
+
+
+def _rdp_epsilon(terms: Terms, neighbours: Neighbours, delta: float) -> float:
+    few = Terms(terms.mu_squared, loss.rounded(terms.others), terms.private)
+    divergences = _renyi(few, neighbours, ORDERS)
+    return min(epsilon_of_renyi(o, r, delta) for o, r in zip(ORDERS, divergences, strict=True))

@@ -1,0 +1,272 @@
+"""What may be spent and what was promised, and the closed forms between epsilon, delta and mu.
+
+A Gaussian release whose mean moves by at most ``mu`` standard deviations between neighbours satisfies
+
+    delta(epsilon; mu) = Phi(-epsilon/mu + mu/2) - e^epsilon Phi(-epsilon/mu - mu/2)
+
+and nothing better (Balle & Wang 2018, theorem 8; Dong, Roth & Su 2022, corollary 2.13). The three conversions below
+are that equation, solved for each of its letters.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import ClassVar
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import erfcx, ndtr, ndtri
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
+
+
+class Neighbours(StrEnum):
+    """Which two data sets must look alike.
+
+    ``ADD_REMOVE``: one unit is there or not. ``REPLACE_ONE``: one unit is another. ``ZERO_OUT``: one unit's row is
+    replaced by nothing, everybody else's place unchanged.
+    """
+
+    ADD_REMOVE = "add-remove"
+    REPLACE_ONE = "replace-one"
+    ZERO_OUT = "zero-out"
+
+    @property
+    def factor(self) -> int:
+        """How far a sum of contributions of norm at most 1 moves between neighbours."""
+        return 2 if self is Neighbours.REPLACE_ONE else 1
+
+    @property
+    def sentence(self) -> str:
+        return {
+            Neighbours.ADD_REMOVE: "is added or removed",
+            Neighbours.REPLACE_ONE: "is replaced by any other",
+            Neighbours.ZERO_OUT: "is replaced by nothing",
+        }[self]
+
+    @classmethod
+    def _missing_(cls, value: object) -> Neighbours:
+        known = ", ".join(member.value for member in cls)
+        raise ValueError(f"Unknown neighbour relation {value!r}: choose one of {known}.")
+
+
+class Unit(str):
+    """What one "person" is: a sample, a video, a patient, a user, or any other short noun."""
+
+    SAMPLE: ClassVar[Unit]
+    VIDEO: ClassVar[Unit]
+    PATIENT: ClassVar[Unit]
+    USER: ClassVar[Unit]
+
+    def __new__(cls, name: str) -> Unit:
+        if not isinstance(name, str) or not name.strip() or len(name) > 40 or not name.isprintable():
+            raise ValueError("A privacy unit is a short noun such as 'sample', 'video', 'patient' or 'user'.")
+        return super().__new__(cls, name)
+
+
+Unit.SAMPLE, Unit.VIDEO, Unit.PATIENT, Unit.USER = map(Unit, ("sample", "video", "patient", "user"))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What may be spent. ``delta=0`` is pure epsilon; ``epsilon=inf`` is no privacy at all, and says so everywhere."""
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        check_epsilon(self.epsilon)
+        check_delta(self.delta)
+
+    @property
+    def pure(self) -> bool:
+        return self.delta == 0
+
+    @property
+    def private(self) -> bool:
+        return math.isfinite(self.epsilon)
+
+    @property
+    def mu(self) -> float:
+        """The largest Gaussian release (in mu) that this budget pays for."""
+        return mu_of(self.epsilon, self.delta)
+
+    def __str__(self) -> str:
+        return f"epsilon {self.epsilon:g}, delta {self.delta:g}" + ("" if self.private else " (not private)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guarantee:
+    """What was promised: neighbouring data sets give outputs that are (epsilon, delta)-indistinguishable.
+
+    ``epsilon`` is the upper bound, the number to report. ``mu`` is set where the whole release is exactly as hard to
+    tell apart as N(0, 1) and N(mu, 1); ``lower`` and ``estimate`` where the accountant brackets the truth.
+    ``notes`` say how the number came about: the accountant, a fall-back and its reason, the composition mode.
+    """
+
+    epsilon: float
+    delta: float
+    mu: float | None = None
+    neighbours: Neighbours | None = Neighbours.ADD_REMOVE  # None: each data set under its own relation
+    unit: Unit | str = Unit.SAMPLE
+    lower: float | None = None
+    estimate: float | None = None
+    accountant: str = "exact"
+    notes: tuple[str, ...] = ()
+    seeded: bool = False
+
+    @property
+    def upper(self) -> float:
+        return self.epsilon
+
+    @property
+    def private(self) -> bool:
+        return math.isfinite(self.epsilon) and self.delta < 1 and not self.seeded
+
+    def group(self, size: int) -> Guarantee:
+        """The guarantee for ``size`` units that stand or fall together.
+
+        Formal guarantee: mu-GDP becomes (size mu)-GDP (Dong et al. 2022, theorem 2.14); otherwise (epsilon, delta)
+        becomes (k epsilon, delta (e^(k epsilon) - 1)/(e^epsilon - 1)), the chain of k neighbours.
+        """
+        if size < 1:
+            raise ValueError("A group has at least one unit.")
+        if self.mu is not None:
+            mu = self.mu * size
+            return replace(self, mu=mu, epsilon=epsilon_of(mu, self.delta), lower=None, estimate=None)
+        epsilon, delta = self.epsilon * size, self.delta
+        if delta > 0:
+            growth = math.fsum(_exp(self.epsilon * i) for i in range(size))
+            delta = min(1.0, delta * growth)
+        return replace(self, epsilon=epsilon, delta=delta, lower=None, estimate=None)
+
+    def under(self, neighbours: Neighbours) -> Guarantee:
+        """This guarantee restated under another relation: replacing a unit is removing one and adding one."""
+        if neighbours is self.neighbours:
+            return self
+        if neighbours is Neighbours.REPLACE_ONE and self.neighbours is not None:
+            return replace(self.group(2), neighbours=neighbours)
+        raise ValueError(f"A {self.neighbours} guarantee says nothing about {neighbours}: account under that relation.")
+
+    def __str__(self) -> str:
+        if self.seeded:
+            return "seeded: not private. " + str(replace(self, seeded=False))
+        if not self.private:
+            return f"not private: epsilon = {self.epsilon:g}, delta = {self.delta:g}; nothing is promised to anyone."
+        relation = "data sets differ by one unit, each under its own relation"
+        if self.neighbours is not None:
+            relation = f"one {self.unit} {self.neighbours.sentence}"
+        how = [f"mu = {round_up(self.mu)}"] if self.mu is not None else []
+        how += [f"accountant: {self.accountant}", *self.notes]
+        bound, how_often = round_up(self.epsilon), f", except with probability {self.delta:g}" if self.delta else ""
+        return (
+            f"({bound}, {self.delta:g})-differential privacy: when {relation}, no outcome becomes more than "
+            f"e^{bound} times as likely{how_often}. " + "; ".join(how) + "."
+        )
+
+
+def round_up(value: float, digits: int = 4) -> str:
+    """A number for people, to ``digits`` significant digits and never below the truth."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    unit = 10.0 ** (math.floor(math.log10(abs(value))) - digits + 1)
+    nearest = f"{value:.{digits}g}"
+    return nearest if float(nearest) >= value * (1 - 1e-9) else f"{float(nearest) + unit:.{digits}g}"
+
+
+def check_epsilon(epsilon: float) -> None:
+    if not epsilon > 0:
+        raise ValueError(f"Epsilon must be above 0 (inf: not private); got {epsilon:g}.")
+
+
+def check_delta(delta: float) -> None:
+    if not 0 <= delta < 1:
+        raise ValueError(f"Delta must be at least 0 and below 1; got {delta:g}.")
+
+
+def log_delta_of(epsilon: float, mu: float) -> float:
+    """The natural logarithm of delta(epsilon; mu), accurate where delta itself would underflow.
+
+    With a = mu/2 - epsilon/mu and b = a - mu the densities satisfy phi(a) = e^epsilon phi(b), so
+    delta = e^(-a^2/2)/2 * (erfcx(-a/sqrt 2) - erfcx(-b/sqrt 2)): no huge factors and, for small mu, the
+    difference is an integral of its derivative instead of a subtraction.
+    """
+    if mu == 0:
+        return -math.inf
+    if math.isinf(mu):
+        return 0.0
+    if math.isinf(epsilon):
+        return -math.inf
+    a = mu / 2 - epsilon / mu
+    x, width = -a / math.sqrt(2), mu / math.sqrt(2)
+    if width < 1:
+        middle = x + width * (1 + _NODES) / 2
+        gap = width / 2 * float(_WEIGHTS @ _minus_erfcx_slope(middle))
+    elif a < 0:
+        gap = float(erfcx(x) - erfcx(x + width))
+    else:
+        return math.log(float(ndtr(a)) - math.exp(-a * a / 2) * float(erfcx(x + width)) / 2)
+    return -a * a / 2 + math.log(gap / 2) if gap > 0 else -math.inf
+
+
+def delta_of(epsilon: float, mu: float) -> float:
+    """The delta that a Gaussian release of ``mu`` has at ``epsilon``."""
+    return math.exp(log_delta_of(epsilon, mu))
+
+
+def epsilon_of(mu: float, delta: float) -> float:
+    """The smallest epsilon at which a Gaussian release of ``mu`` has at most ``delta``."""
+    check_delta(delta)
+    if mu < 0:
+        raise ValueError(f"mu must not be negative; got {mu:g}.")
+    if mu == 0:
+        return 0.0
+    if math.isinf(mu) or delta == 0:
+        return math.inf
+    target = math.log(delta)
+    if log_delta_of(0.0, mu) <= target:
+        return 0.0
+    above = mu * mu / 2 - mu * float(ndtri(delta))  # there Phi(a) alone is delta
+    return float(brentq(lambda e: log_delta_of(e, mu) - target, 0.0, above * (1 + 1e-9), xtol=1e-300, rtol=1e-15))
+
+
+def mu_of(epsilon: float, delta: float) -> float:
+    """The largest Gaussian release that is (epsilon, delta)-private; 0 where delta is 0."""
+    if not epsilon >= 0:
+        raise ValueError(f"Epsilon must not be negative; got {epsilon:g}.")
+    check_delta(delta)
+    if math.isinf(epsilon):
+        return math.inf
+    if delta == 0:
+        return 0.0
+    target = math.log(delta)
+    low = high = math.sqrt(2 * epsilon) + delta  # delta(epsilon; sqrt(2 epsilon)) is near 1/2
+    while log_delta_of(epsilon, high) < target:
+        high *= 2
+    while log_delta_of(epsilon, low) > target:
+        low /= 2
+    if low == high:
+        return low
+    return float(brentq(lambda mu: log_delta_of(epsilon, mu) - target, low, high, xtol=1e-300, rtol=1e-15))
+
+
+def mu_of_pure(epsilon: float) -> float:
+    """The Gaussian release that dominates every pure-epsilon one: 2 Phi^-1(e^eps / (1 + e^eps))."""
+    if math.isinf(epsilon):
+        return math.inf
+    # Phi(mu/2) = 1/(1 + e^-eps); from the far tail, where 1 - p keeps its digits
+    return -2 * float(ndtri(1 / (1 + math.exp(epsilon)))) if epsilon < 700 else 2 * math.sqrt(2 * epsilon)
+
+
+def _minus_erfcx_slope(x: np.ndarray) -> np.ndarray:
+    """-d erfcx(x)/dx = 2/sqrt(pi) - 2 x erfcx(x), by its asymptotic series where the two terms cancel."""
+    with np.errstate(over="ignore", divide="ignore"):
+        far = 1 / x**2
+        series = far * (1 / 2 - far * (3 / 4 - far * (15 / 8 - far * 105 / 16)))
+    return np.where(x > 50, 2 / math.sqrt(math.pi) * series, 2 / math.sqrt(math.pi) - 2 * x * erfcx(x))
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf

@@ -1,0 +1,322 @@
+"""Correlated noise for a stream: each step takes back part of the noise of the steps before it.
+
+A stream of sums g_0, g_1, ... is released as g_t + scale * (C^-1 z)_t, where z_t is fresh standard normal noise and C a
+lower-triangular Toeplitz matrix with first column 1 = c_0 >= c_1 >= ... >= 0. What adds up in the model is the running
+sum of the steps, and there most of the noise cancels: over 11,730 steps its root-mean-square is 20 times below that of
+independent noise at the same epsilon. Independent noise is the case C = I. Nothing here draws random numbers:
+`mechanisms` draws z and hands it in.
+
+Formal guarantee
+----------------
+Suppose that each unit takes part in at most `contributions` = k of the `horizon` = n steps, two of its steps being at
+least `separation` = b apart, and that it changes a step's sum by a vector of norm at most B (the clip, when a unit's
+rows are replaced by nothing; under REPLACE_ONE the accountant applies the factor 2, this module does not). Let
+s = sensitivity(k, b) and let z be independent standard normal. Then releasing, step by step,
+
+    g_t + s * sigma * B * (C^-1 z)_t,    t = 0, ..., n - 1,
+
+is as private as **one** Gaussian mechanism with noise multiplier sigma, however long the stream is. For
+G + s sigma B C^-1 z = s B C^-1 (C G / (s B) + sigma z) is computed from C G / (s B) + sigma z alone, and one unit moves
+C G by at most s B: the entries of C^T C are non-negative, so the worst case is that all its contributions point the
+same way, which gives the norm of a sum of k columns. That sums may depend on earlier releases costs nothing (Denisov
+et al., 2022, theorem 2.1: with Gaussian noise a lower-triangular factorisation protects adaptive streams just as well).
+
+Blocks. A `Mixer` covers one block of at most n steps. After a reset or a crash, and past the horizon, a new block
+starts with fresh z: never continue a sequence whose state was lost. Columns of different blocks do not overlap, and C
+has no negative entry, so cutting n steps into blocks only removes entries from C and never costs more than the
+sensitivity charged for n; a shorter block never costs more than a longer one. If everyone appears once, any number of
+blocks costs the same as one. A unit with k > 1 that can meet several blocks which together exceed the horizon can cost
+more than in one block: charge `sensitivity(k, b, blocks=...)`, where neighbouring blocks that fit into one horizon
+count once.
+
+The state of a mixer is noise that was added to releases. It is **private**: whoever holds it can take the noise off.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import expit
+from torch import Tensor
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """A matrix C, as c_0 = 1 and c_k = taps[k-1] + sum_i weights[i] * decays[i]^(k-1) for k >= 1.
+
+    Make one with `independent`, `square_root`, `banded` or `buffered`. Coefficients that are negative or increase are
+    refused: the sensitivity rests on their order, and so does stability (by Eneström and Kakeya all zeros of the
+    polynomial C(x) lie on or outside the unit circle, so that noise never grows along the recursion).
+    """
+
+    name: str
+    horizon: int
+    taps: tuple[float, ...] = ()
+    weights: tuple[float, ...] = ()
+    decays: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.horizon < 1:
+            raise ValueError(f"A horizon of {self.horizon} steps is empty; give the number of steps of the stream.")
+        if len(self.taps) >= self.horizon:
+            raise ValueError(f"{len(self.taps)} taps do not fit a horizon of {self.horizon} steps; keep at most n - 1.")
+        if len(self.weights) != len(self.decays):
+            raise ValueError(f"{len(self.weights)} weights and {len(self.decays)} decays; give one decay per weight.")
+        falling = all(a >= b >= 0 for a, b in pairwise((*self.taps, 0.0))) and all(w >= 0 for w in self.weights)
+        first = sum(self.weights) + (self.taps[0] if self.taps else 0.0)
+        if not (falling and first <= 1 and all(0 <= decay < 1 for decay in self.decays)):
+            raise ValueError(
+                "The coefficients of C must start at 1, never increase and never be negative, for the sensitivity is "
+                "only known for those: sort or rescale the taps, keep weights positive and decays in [0, 1)."
+            )
+
+    @property
+    def buffers(self) -> int:
+        """How many model-sized float64 buffers a mixer keeps."""
+        return len(self.taps) + len(self.weights)
+
+    def coefficients(self) -> Vector:
+        """The first column of C: c_0, ..., c_{n-1}."""
+        return self._column(self.horizon)
+
+    def inverse(self) -> Vector:
+        """The first column of C^-1: w_0, ..., w_{n-1}, by Newton's iteration for the reciprocal of a power series."""
+        c, w = self.coefficients(), np.ones(1)
+        while len(w) < self.horizon:
+            length = min(2 * len(w), self.horizon)
+            size = length + 2 * len(w)  # long enough that the circular product does not wrap around
+            transform = np.fft.rfft(w, size)
+            w = np.fft.irfft(transform * (2 - np.fft.rfft(c[:length], size) * transform), size)[:length]
+        return w
+
+    def sensitivity(self, contributions: int = 1, separation: int = 1, blocks: int = 1) -> float:
+        """The norm of the sum of the k worst columns of C, for k steps per unit that are at least b apart.
+
+        For non-negative, non-increasing Toeplitz coefficients these are the columns 0, b, 2b, ... (Kalinin and Lampert,
+        2024, theorem 2); if fewer than k fit into the horizon, as many as fit. With `blocks` > 1 the k steps may be
+        spread over that many full blocks, and the worst way to spread them counts.
+        """
+        if contributions < 1 or separation < 1 or blocks < 1:
+            raise ValueError("Contributions, separation and blocks count from 1; give whole numbers of at least 1.")
+        if blocks == 1:
+            return float(np.sqrt(self._squared(contributions, separation)))
+        one = [0.0] + [self._squared(k, separation) for k in range(1, contributions + 1)]
+        worst = one
+        for _ in range(min(blocks, contributions) - 1):
+            worst = [max(worst[k - j] + one[j] for j in range(k + 1)) for k in range(contributions + 1)]
+        return float(np.sqrt(worst[-1]))
+
+    def mixer(self, state: Mapping[str, Any] | None = None) -> "Mixer":
+        """Fresh streaming state for one block, or the block that `Mixer.state` saved."""
+        return Mixer(self, state)
+
+    def _column(self, length: int) -> Vector:
+        c = np.zeros(length)
+        c[0] = 1
+        c[1 : 1 + len(self.taps)] = self.taps[: length - 1]
+        steps = np.arange(length - 1)
+        for weight, decay in zip(self.weights, self.decays, strict=True):
+            c[1:] += weight * decay**steps
+        return c
+
+    def _squared(self, k: int, b: int) -> float:
+        length, b = self.horizon, min(b, self.horizon)
+        if not self.weights:  # the columns end early: a long horizon need not be written out
+            length = min(length, (k - 1) * b + len(self.taps) + 1)
+        column = self._column(length)
+        # v_t = c_t + c_{t-b} + ... (k terms), in one pass: v_t = v_{t-b} + c_t - c_{t-kb}.
+        steps = np.pad(column, (0, -length % b))
+        steps[k * b : length] -= column[: max(length - k * b, 0)]
+        total = steps.reshape(-1, b).cumsum(axis=0).ravel()[:length]
+        return float(total @ total)
+
+
+def independent(horizon: int) -> Strategy:
+    """C = I: fresh noise at every step and no buffer; k contributions cost sqrt(k)."""
+    return Strategy(name="independent", horizon=horizon)
+
+
+def square_root(horizon: int) -> Strategy:
+    """The square root of the matrix of ones, c_k = binom(2k, k) / 4^k (Fichtenberger et al., 2023): n - 1 buffers."""
+    return Strategy(name="full", horizon=horizon, taps=_root(horizon))
+
+
+def banded(horizon: int, bands: int = 32) -> Strategy:
+    """The square root cut off after `bands` coefficients (Kalinin and Lampert, 2024): bands - 1 buffers.
+
+    Units whose steps are at least `bands` apart cost sqrt(k), as with independent noise. For one step per unit prefer
+    `buffered`: over 11,730 steps 32 bands leave a running sum of 17.8 (14.3 with optimised bands), four buffers 3.8.
+    """
+    if bands < 1:
+        raise ValueError(f"{bands} bands leave no matrix; give at least 1 (independent noise).")
+    return Strategy(name="banded", horizon=horizon, taps=_root(min(bands, horizon)))
+
+
+@lru_cache(maxsize=64)
+def buffered(horizon: int, buffers: int = 4) -> Strategy:
+    """Buffered linear Toeplitz, c_k = sum_i a_i lambda_i^(k-1) (Dvijotham et al., 2024): a handful of buffers.
+
+    The parameters minimise the running sum's noise for one contribution per unit. The optimisation starts from the
+    square root, c_k = 1/pi int_0^1 x^k / sqrt(x (1-x)) dx, by the trapezoidal rule in log(x / (1-x)), which spreads the
+    decay times evenly over the scales from 1 to n. Four buffers end 1 % *below* the full square root at 11,730 and at
+    100,000 steps; more buffers gain at most 0.3 %.
+    """
+    if buffers < 1:
+        raise ValueError(f"{buffers} buffers keep nothing; give at least 1, or use independent noise.")
+    count = min(buffers, horizon - 1)
+    if count < 1:
+        return Strategy(name="buffered", horizon=horizon)
+    gaps = np.linspace(-np.log(horizon), 0, count)
+    decays = expit(-gaps)
+    shares = decays * np.sqrt(decays * (1 - decays))
+    best = minimize(
+        _log_rms,
+        np.concatenate([gaps, np.log(shares / shares.sum())]),  # c_1 = 1/2, as in the square root
+        args=(horizon,),
+        method="L-BFGS-B",
+        bounds=[(-np.log(horizon) - 7, 7)] * count + [(-30, 7)] * count,
+        options={"ftol": 1e-13, "maxfun": 4000},
+    )
+    gap, weights = _unpack(best.x)
+    return Strategy(name="buffered", horizon=horizon, weights=tuple(weights.tolist()), decays=tuple((1 - gap).tolist()))
+
+
+def by_name(name: str, horizon: int, *, bands: int = 32, buffers: int = 4) -> Strategy:
+    """The strategy that a recipe, a ledger entry or a command line calls by name."""
+    match name:
+        case "independent":
+            return independent(horizon)
+        case "full":
+            return square_root(horizon)
+        case "banded":
+            return banded(horizon, bands)
+        case "buffered":
+            return buffered(horizon, buffers)
+    raise ValueError(f"There is no noise called {name!r}; choose independent, full, banded or buffered.")
+
+
+def running_sum_rms(strategy: Strategy, contributions: int = 1, separation: int = 1) -> float:
+    """Root-mean-square over the steps of the running sum's noise, in units of sigma * clip, sensitivity included."""
+    rows = np.cumsum(np.cumsum(strategy.inverse()) ** 2)  # of (ones) C^-1: squared norm of each row
+    return strategy.sensitivity(contributions, separation) * float(np.sqrt(rows.mean()))
+
+
+class Mixer:
+    """Turns independent noise into the noise of one block, a step at a time: y = C^-1 z.
+
+    C y = z is solved forwards, y_t = z_t - sum_k taps_k y_{t-k} - sum_i a_i s_i with s_i <- lambda_i s_i + y_t, so that
+    only past y and the sums s are kept, in float64. They are private (see the module): keep them where keys are kept.
+    """
+
+    def __init__(self, strategy: Strategy, state: Mapping[str, Any] | None = None) -> None:
+        self.strategy = strategy
+        self._step = 0
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._past: list[Tensor] = []  # a ring: y_t is in slot t modulo the number of taps
+        self._sums: list[Tensor] = []
+        if state is not None:
+            if state["strategy"] != asdict(strategy):
+                raise ValueError("This state belongs to another strategy; resume it with the strategy that saved it.")
+            self._step = state["step"]
+            self._shapes = dict(state["shapes"])
+            self._past = [y.clone() for y in state["past"]]
+            self._sums = [s.clone() for s in state["sums"]]
+
+    def step(self, z: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The correlated noise of this step for fresh standard normal z, at unit scale, float64, in new memory."""
+        if self._step >= self.strategy.horizon:
+            raise RuntimeError(
+                f"All {self.strategy.horizon} steps of this noise block are used, and a sequence must not run past its "
+                "horizon. Start a new block with strategy.mixer() and fresh noise."
+            )
+        shapes = {name: tuple(noise.shape) for name, noise in z.items()}
+        if self._step == 0:
+            self._shapes = shapes
+        if changed := sorted(name for name, _ in shapes.items() ^ self._shapes.items()):
+            raise ValueError(
+                f"Step {self._step} of this noise block brings other parameters than its first step: {changed[0]} was "
+                "added, removed or reshaped. Keep the same parameters throughout a block, or start a new one."
+            )
+        # Callers scale what they get in place, so y is new memory here and the state never holds y itself.
+        y = torch.cat([z[name].reshape(-1).to(torch.float64) for name in self._shapes])
+        self._solve(y)
+        pieces = torch.split(y, [z[name].numel() for name in self._shapes])
+        return {name: piece.view(self._shapes[name]) for name, piece in zip(self._shapes, pieces, strict=True)}
+
+    def _solve(self, y: Tensor) -> None:
+        """Turn z_t into y_t, in place, and move on to the next step."""
+        taps, weights, decays, t = self.strategy.taps, self.strategy.weights, self.strategy.decays, self._step
+        if t == 0:
+            self._sums = [torch.zeros_like(y) for _ in weights]
+        for k in range(1, min(t, len(taps)) + 1):
+            y.add_(self._past[(t - k) % len(taps)], alpha=-taps[k - 1])
+        for weight, s in zip(weights, self._sums, strict=True):
+            y.add_(s, alpha=-weight)
+        for decay, s in zip(decays, self._sums, strict=True):
+            torch.add(y, s, alpha=decay, out=s)
+        if t < len(taps):
+            self._past.append(y.clone())
+        elif taps:
+            self._past[t % len(taps)].copy_(y)
+        self._step = t + 1
+
+    def state(self) -> dict[str, Any]:
+        """Plain data and tensors from which `strategy.mixer(state)` goes on bit for bit. PRIVATE: it is the noise."""
+        return {
+            "strategy": asdict(self.strategy),
+            "step": self._step,
+            "shapes": dict(self._shapes),
+            "past": [y.clone() for y in self._past],
+            "sums": [s.clone() for s in self._sums],
+        }
+
+
+def _root(length: int) -> tuple[float, ...]:
+    k = np.arange(1, length)
+    return tuple(np.cumprod((2 * k - 1) / (2 * k)).tolist())
+
+
+def _unpack(parameters: Vector) -> tuple[Vector, Vector]:
+    """Free parameters to 1 - lambda, between 0 and 1, and a, positive and below 1 in all: every point is a strategy."""
+    gaps, logs = parameters.reshape(2, -1)
+    odds = np.exp(logs)
+    return np.asarray(expit(gaps)), odds / (1 + odds.sum())
+
+
+def _log_rms(parameters: Vector, n: int) -> float:
+    """log(column norm * running-sum noise) of a buffered strategy, in closed form for any n.
+
+    Solving C y = z turns the state matrix diag(lambda) into M = diag(lambda) - sqrt(a) sqrt(a)^T, up to a similarity,
+    and w_k = -sqrt(a)^T M^(k-1) sqrt(a). With the eigenvalues 1 - r_i of M, the prefix sums of w are
+    floor + sum_i part_i (1 - r_i)^j, so that row norms, like the column norm, are sums of geometric series. Working
+    with the gaps 1 - lambda and r keeps the precision near 1.
+    """
+    gap, weights = _unpack(parameters)
+    column = 1 + weights @ _geometric(_product(gap), n - 1) @ weights
+    root = np.sqrt(weights)
+    r, vectors = np.linalg.eigh(np.diag(gap) + np.outer(root, root))
+    part = (vectors.T @ root) ** 2 / r
+    floor = 1 - part.sum()
+    rows = floor**2 * n * (n + 1) / 2 + 2 * floor * part @ _falling(r, n) + part @ _falling(_product(r), n) @ part
+    return float(np.log(column * rows / n) / 2)
+
+
+def _product(gap: Vector) -> Vector:  # the gaps of all pairwise products, 1 - (1 - x)(1 - y)
+    return gap[:, None] + gap - np.outer(gap, gap)
+
+
+def _geometric(gap: Vector, n: int) -> Vector:  # sum_{j<n} (1 - gap)^j
+    small = -np.expm1(n * np.log1p(-np.minimum(gap, 0.5)))
+    return np.asarray(np.where(gap < 0.5, small, 1 - (1 - gap) ** n) / gap)
+
+
+def _falling(gap: Vector, n: int) -> Vector:  # sum_{j<n} (n - j) (1 - gap)^j
+    return np.asarray((n - (1 - gap) * _geometric(gap, n)) / gap)

@@ -1,0 +1,206 @@
+"""The releases that tacit accounts for, as dp-accounting's event trees.
+
+Compatibility promise: an event that was ever written to a ledger can be read by every later version and keeps its
+meaning. Events are never removed from ``_KNOWN``; a new meaning gets a new name.
+
+In every event the noise is relative to the bound of one unit's contribution (the clip), whatever the neighbour
+relation: the accountant applies the relation's factor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import attr
+from dp_accounting import dp_event
+from dp_accounting.dp_event import DpEvent as DpEvent
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class StreamDpEvent(DpEvent):  # type: ignore[misc]
+    """A stream of noisy sums that are together ONE Gaussian release of ``noise_multiplier``.
+
+    Each unit takes part in at most ``contributions`` steps, at least ``separation`` apart. The noise of the steps is
+    drawn through ``strategy`` (see ``privacy.correlated``) in ``blocks`` of ``steps`` steps each, scaled by that
+    strategy's sensitivity, so that however long the stream is, it costs what one release with this noise costs.
+    """
+
+    noise_multiplier: float
+    steps: int
+    strategy: str = "independent"
+    contributions: int = 1
+    separation: int = 1
+    blocks: int = 1
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class NoisyMaxDpEvent(DpEvent):  # type: ignore[misc]
+    """The index of the largest of several noisy scores, and nothing else: pure epsilon 2/noise_multiplier.
+
+    ``noise_multiplier`` is the noise's scale relative to the most that one unit can move any one score.
+    """
+
+    noise_multiplier: float
+
+
+_KNOWN: dict[str, type[DpEvent]] = {
+    cls.__name__: cls
+    for cls in (
+        dp_event.NoOpDpEvent,
+        dp_event.NonPrivateDpEvent,
+        dp_event.GaussianDpEvent,
+        dp_event.LaplaceDpEvent,
+        dp_event.DiscreteLaplaceDpEvent,
+        dp_event.RandomizedResponseDpEvent,
+        dp_event.SelfComposedDpEvent,
+        dp_event.ComposedDpEvent,
+        dp_event.PoissonSampledDpEvent,
+        dp_event.SampledWithoutReplacementDpEvent,
+        dp_event.RepeatAndSelectDpEvent,
+        dp_event.ZCDpEvent,
+        StreamDpEvent,
+        NoisyMaxDpEvent,
+    )
+}
+
+
+def gaussian(noise_multiplier: float, steps: int = 1) -> DpEvent:
+    """``steps`` noisy sums over everybody."""
+    return repeat(dp_event.GaussianDpEvent(noise_multiplier), steps)
+
+
+def laplace(noise_multiplier: float, steps: int = 1) -> DpEvent:
+    """``steps`` queries with Laplace noise, its scale relative to the L1 bound."""
+    return repeat(dp_event.LaplaceDpEvent(noise_multiplier), steps)
+
+
+def noisy_max(noise_multiplier: float) -> DpEvent:
+    """One private choice of the best of several candidates."""
+    return NoisyMaxDpEvent(noise_multiplier)
+
+
+def poisson(sample_rate: float, event: DpEvent, steps: int = 1) -> DpEvent:
+    """``steps`` times: draw each unit with probability ``sample_rate``, then release ``event`` from that one draw."""
+    if not 0 < sample_rate <= 1:
+        raise ValueError(f"A sample rate is a probability above 0; got {sample_rate:g}.")
+    return repeat(event if sample_rate == 1 else dp_event.PoissonSampledDpEvent(sample_rate, event), steps)
+
+
+def joint(noise_multipliers: Iterable[float]) -> DpEvent:
+    """Several sums of the same rows, each with its own noise: one Gaussian with 1/z^2 = sum 1/z_i^2."""
+    return dp_event.GaussianDpEvent(joint_noise(noise_multipliers))
+
+
+def joint_noise(noise_multipliers: Iterable[float]) -> float:
+    values = list(noise_multipliers)
+    if any(value == 0 for value in values):
+        return 0.0
+    precision = math.fsum(value**-2 for value in values)
+    return precision**-0.5 if precision > 0 else math.inf
+
+
+def schedule(noise_multipliers: Iterable[float], sample_rate: float = 1.0) -> DpEvent:
+    """One release per entry, each with its own noise (AdpAlloc's decaying sigma)."""
+    return compose(poisson(sample_rate, gaussian(value)) for value in noise_multipliers)
+
+
+def stream(
+    noise_multiplier: float,
+    steps: int,
+    *,
+    strategy: str = "independent",
+    contributions: int = 1,
+    separation: int = 1,
+    blocks: int = 1,
+) -> DpEvent:
+    """A stream in which nobody takes part in more than ``contributions`` steps: one release in all."""
+    if min(steps, contributions, separation, blocks) < 1:
+        raise ValueError("A stream's steps, contributions, separation and blocks are at least 1.")
+    return StreamDpEvent(noise_multiplier, steps, strategy, contributions, separation, blocks)
+
+
+def compose(events: Iterable[DpEvent]) -> DpEvent:
+    return dp_event.ComposedDpEvent(list(events))
+
+
+def repeat(event: DpEvent, times: int) -> DpEvent:
+    if times < 1:
+        raise ValueError(f"An event happens at least once; got {times}.")
+    return event if times == 1 else dp_event.SelfComposedDpEvent(event, times)
+
+
+def leaves(event: DpEvent, times: int = 1) -> Iterator[tuple[DpEvent, int]]:
+    """The single releases of a tree in their order, each with how often it happens in a row."""
+    if isinstance(event, dp_event.SelfComposedDpEvent):
+        inner = list(leaves(event.event))
+        if len(inner) == 1:
+            yield inner[0][0], inner[0][1] * event.count * times
+        else:
+            for _ in range(event.count * times):
+                yield from inner
+    elif isinstance(event, dp_event.ComposedDpEvent):
+        for _ in range(times):
+            for part in event.events:
+                yield from leaves(part)
+    elif not isinstance(event, dp_event.NoOpDpEvent):
+        yield event, times
+
+
+def gaussian_noise(event: DpEvent) -> float | None:
+    """The noise of a tree of Gaussians as one joint release; None if there is anything else in it."""
+    parts = list(leaves(event))
+    if not all(isinstance(leaf, dp_event.GaussianDpEvent) for leaf, _ in parts):
+        return None
+    return joint_noise(leaf.noise_multiplier / math.sqrt(times) for leaf, times in parts)
+
+
+def first(event: DpEvent, releases: int) -> DpEvent:
+    """What the first ``releases`` single releases of a tree amount to."""
+    kept: list[DpEvent] = []
+    for leaf, times in leaves(event):
+        if releases <= 0:
+            break
+        kept.append(repeat(leaf, min(times, releases)))
+        releases -= times
+    return compose(kept)
+
+
+def is_sampled(event: DpEvent) -> bool:
+    sampled = dp_event.PoissonSampledDpEvent | dp_event.SampledWithoutReplacementDpEvent
+    return any(isinstance(leaf, sampled) for leaf, _ in leaves(event))
+
+
+def to_json(event: DpEvent) -> dict[str, Any]:
+    """A tree as plain data, the form in which the ledger keeps it."""
+    name = type(event).__name__
+    if name not in _KNOWN:
+        raise ValueError(f"A {name} cannot be charged: the ledger has no lasting form for it.")
+    fields = {field.name: getattr(event, field.name) for field in attr.fields(type(event))}
+    return {"type": name} | {key: _plain(value) for key, value in fields.items()}
+
+
+def from_json(data: dict[str, Any]) -> DpEvent:
+    """The tree that ``to_json`` wrote."""
+    fields = dict(data)
+    name = fields.pop("type", None)
+    if name not in _KNOWN:
+        raise ValueError(f"Unknown event {name!r}: it was written by a newer tacit, or the file is damaged.")
+    return _KNOWN[name](**{key: _event(value) for key, value in fields.items()})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, DpEvent):
+        return to_json(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str) else int(value) if isinstance(value, int) else float(value)
+
+
+def _event(value: Any) -> Any:
+    if isinstance(value, dict):
+        return from_json(value)
+    if isinstance(value, list):
+        return [_event(item) for item in value]
+    return value

@@ -1,0 +1,341 @@
+"""One ledger for every stage: a charge is durable before anything is released, and never more than the budget.
+
+    ledger = Ledger("sqlite:///tacit.db")
+    ledger.subject("clinic-a", budget=Budget(1.0, 1e-6), unit="patient", neighbours="replace-one")
+    receipt = ledger.charge("clinic-a", events.gaussian(20.0), stage="calibrate", note="mean confidence")
+
+Formal guarantee: the sum of what was charged to a subject (less what ``settle`` returned unused) never passes the cap
+of its composition mode (see ``filters``), whatever number of processes charge at once and whenever any is killed; a
+receipt exists only after its charge is on disk. Entries are hash-chained, and receipts carry the chain's head, so
+that ``verify`` finds an edited row, a cut tail and an old copy put back. That is evidence: it cannot stop the owner of
+the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
+from tacit.privacy import accounting, chain, storage, totals
+from tacit.privacy.budget import Budget, Guarantee, Neighbours, Unit
+from tacit.privacy.events import DpEvent, StreamDpEvent, compose, first, from_json, to_json
+from tacit.privacy.filters import Mode, Terms, count, fits, to_units
+from tacit.privacy.noise import NoiseKey
+from tacit.privacy.receipts import Receipt
+from tacit.privacy.state import Subject, canonical
+from tacit.privacy.storage import LedgerError
+from tacit.privacy.totals import Remaining
+
+
+class BudgetExceeded(LedgerError):
+    """The subject cannot afford this; nothing was charged. ``remaining`` is what it can still afford."""
+
+    def __init__(self, message: str, remaining: Remaining | None = None) -> None:
+        super().__init__(message)
+        self.remaining = remaining
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One row of the ledger, as it was written."""
+
+    seq: int
+    kind: str
+    subject: str
+    receipt: str | None
+    body: dict[str, Any]
+    hash: str
+
+
+class Ledger:
+    """Subjects, what they may spend, and everything that was ever charged to them."""
+
+    def __init__(self, url: str = "sqlite:///tacit.db", *, create: bool = True) -> None:
+        self.url = url
+        self._create = create
+        self._engine: Engine | None = None
+        self._pid = -1
+        self._connect()
+
+    # -- declaring ---------------------------------------------------------------------------------------------------
+
+    def subject(
+        self,
+        name: str,
+        *,
+        budget: Budget,
+        unit: Unit | str = Unit.SAMPLE,
+        neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
+        mode: Mode | str | None = None,
+        order: float | None = None,
+        plan: Sequence[DpEvent] | None = None,
+        disjoint_from: Iterable[str] = (),
+    ) -> Subject:
+        """Declare a data set or stream, once and for all; declaring it again with the same terms changes nothing.
+
+        ``mode`` is ``gaussian`` unless the budget is pure or a ``plan`` is given. ``order`` fixes the renyi mode's
+        order (by default the best one for plain Gaussians). ``disjoint_from`` names subjects that share nobody with it.
+        """
+        if not name or len(name) > 200 or not name.isprintable():
+            raise ValueError("A subject has a printable name of at most 200 characters.")
+        kind = Mode(mode) if mode else Mode.PLAN if plan is not None else Mode.PURE if budget.pure else Mode.GAUSSIAN
+        if kind is Mode.RENYI and order is None:
+            order = accounting.best_order(budget)
+        terms = Terms(budget=budget, unit=Unit(unit), neighbours=Neighbours(neighbours), mode=kind, order=order)
+        if (plan is not None) != (kind is Mode.PLAN):
+            raise ValueError("The plan mode, and only it, needs the plan: the list of all events.")
+        subject = Subject.new(name, terms, plan or (), disjoint_from)
+        if plan is not None and terms.private:
+            promised = subject.planned_guarantee()
+            if promised.epsilon > budget.epsilon * (1 + 1e-12):
+                raise BudgetExceeded(f"The plan of {name} costs epsilon {promised.epsilon:.6g}, above {budget}.")
+        with self._transaction() as connection:
+            known = self._find(connection, name)
+            if known is not None:
+                if known.terms_json != subject.terms_json:
+                    raise LedgerError(
+                        f"Subject {name} exists with other terms; they cannot be changed. Choose a new name."
+                    )
+                return known
+            for other in subject.disjoint_from:
+                if self._find(connection, other) is None:
+                    raise LedgerError(f"{name} is declared disjoint from {other}, which is not in the ledger.")
+            chain.append(connection, "subject", name, None, subject.terms_json)
+            connection.execute(
+                sa.insert(storage.subjects).values(name=name, terms=subject.terms_json, state=subject.state_json)
+            )
+        return subject
+
+    def subjects(self) -> list[Subject]:
+        with self._transaction() as connection:
+            rows = connection.execute(sa.select(storage.subjects).order_by(storage.subjects.c.name))
+            return [Subject.read(row.name, row.terms, row.state) for row in rows]
+
+    # -- spending ----------------------------------------------------------------------------------------------------
+
+    def charge(
+        self,
+        subject: str | Subject,
+        event: DpEvent,
+        *,
+        stage: str,
+        note: str = "",
+        bound: float | None = None,
+        seed: int | None = None,
+    ) -> Receipt:
+        """Reserve an event, durably, and return the receipt that lets ``mechanisms`` release it.
+
+        ``bound``: contributions above it will be refused (None: the noise follows each sum's bound). ``seed`` makes the
+        noise reproducible and the whole subject "seeded: not private". Raises ``BudgetExceeded``, with what is left, if
+        it does not fit; nothing has changed then.
+        """
+        name = str(getattr(subject, "name", subject))
+        if bound is not None and not 0 < bound < float("inf"):
+            raise ValueError(f"A bound is above 0 and finite; got {bound:g}.")
+        event_json = to_json(event)
+        releases = count(event)
+        if releases == 0:
+            raise ValueError("This event releases nothing: there is nothing to charge.")
+        with self._transaction() as connection:
+            known = self._get(connection, name)
+            cost = to_units(known.terms.cost(event))
+            if known.terms.mode is Mode.PLAN:
+                after = known.take_planned(event_json)
+                if after is None:
+                    raise BudgetExceeded(f"This event is not, or no longer, in the plan of {name}.")
+            elif not fits(known.spent, cost, known.terms.cap):
+                left = totals.remaining(known)
+                raise BudgetExceeded(
+                    f"{name} cannot afford this: it would cost {known.describe(cost)}, and what is left is {left}. "
+                    "Nothing was charged.",
+                    left,
+                )
+            else:
+                after = known.plus(cost)
+            after = after.marked(seed is not None)
+            receipt_id = uuid.uuid4().hex
+            body = {
+                "event": event_json,
+                "cost": cost,
+                "stage": stage,
+                "note": note,
+                "bound": bound,
+                "seeded": seed is not None,
+                "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            }
+            head = chain.append(connection, "charge", name, receipt_id, canonical(body))
+            self._save(connection, after)
+        key = NoiseKey() if seed is None else NoiseKey((seed, name, after.charges))
+        return _receipt(known, receipt_id, body, head, key)
+
+    def settle(self, receipt: Receipt, used: int) -> None:
+        """Return what was reserved and not used: only the first ``used`` releases of the receipt were made.
+
+        Only the process that holds the live receipt can settle it, and never below what ``mechanisms`` released on it.
+        A stream costs the same however much of it was used, and a plan refunds nothing; both are simply closed.
+        """
+        if not receipt.live:
+            raise LedgerError(
+                f"Receipt {receipt.id[:8]} is closed or belongs to another process: its charge stays spent."
+            )
+        if not receipt.used <= used <= receipt.releases:
+            raise LedgerError(
+                f"Receipt {receipt.id[:8]} released {receipt.used} of {receipt.releases}: {used} cannot be right."
+            )
+        with self._transaction() as connection:
+            known = self._get(connection, receipt.subject)
+            refund = 0
+            kept = compose([receipt.event]) if isinstance(receipt.event, StreamDpEvent) else first(receipt.event, used)
+            before, after = to_units(known.terms.cost(receipt.event)), to_units(known.terms.cost(kept))
+            if known.terms.mode is not Mode.PLAN and before is not None and after is not None:
+                refund = max(0, before - after)
+            body = {"used": used, "refund": refund, "time": datetime.now(UTC).isoformat(timespec="milliseconds")}
+            chain.append(connection, "settle", receipt.subject, receipt.id, canonical(body))
+            self._save(connection, known.minus(refund))
+        receipt.close()
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    def receipt(self, receipt_id: str) -> Receipt:
+        """A receipt read back from the ledger: it states what was paid for, and releases nothing."""
+        with self._transaction() as connection:
+            table = storage.entries
+            query = sa.select(table).where(table.c.receipt == receipt_id, table.c.kind == "charge")
+            row = connection.execute(query).one_or_none()
+            if row is None:
+                raise LedgerError(f"There is no receipt {receipt_id!r} in this ledger.")
+            known = self._get(connection, row.subject)
+        return _receipt(known, row.receipt, json.loads(row.body), chain.head_of(row.seq, row.hash), None)
+
+    def spent(self, subject: str | Subject) -> Guarantee:
+        """What was spent on one subject so far, as a guarantee."""
+        return totals.spent(self._read(subject))
+
+    def remaining(self, subject: str | Subject) -> Remaining:
+        """The largest single Gaussian release (or, in pure mode, the largest epsilon) that still fits."""
+        return totals.remaining(self._read(subject))
+
+    def total(self, delta: float | None = None) -> Guarantee:
+        """What one person may lose over all subjects, unless these are declared disjoint: the headline."""
+        return totals.total(self.subjects(), delta)
+
+    def entries(self, subject: str | None = None) -> list[Entry]:
+        """Every row, oldest first."""
+        with self._transaction() as connection:
+            query = sa.select(storage.entries).order_by(storage.entries.c.seq)
+            if subject is not None:
+                query = query.where(storage.entries.c.subject == subject)
+            return [
+                Entry(
+                    seq=r.seq, kind=r.kind, subject=r.subject, receipt=r.receipt, body=json.loads(r.body), hash=r.hash
+                )
+                for r in connection.execute(query)
+            ]
+
+    @property
+    def head(self) -> str:
+        """The end of the chain: whoever keeps it can tell later whether anything before it was changed."""
+        with self._transaction() as connection:
+            return chain.head_of(*chain.current(connection))
+
+    def verify(self, head: str | None = None) -> int:
+        """Check every row and total, and that ``head`` (from a receipt, a checkpoint or a card) is in the chain.
+
+        Returns the number of entries; raises ``LedgerDamaged`` at the first thing that does not hold.
+        """
+        with self._transaction() as connection:
+            return chain.verify(connection, head)
+
+    def close(self) -> None:
+        if self._engine is not None and self._pid == os.getpid():
+            self._engine.dispose()
+        self._engine = None
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> Engine:
+        """The engine of this process: a connection must not be shared with a parent or a child."""
+        if self._engine is None or self._pid != os.getpid():
+            if self._engine is not None:
+                if self.durable:
+                    self._engine.dispose(close=False)
+                else:
+                    raise LedgerError("A ledger in memory stays in the process that made it: give it a file.")
+            engine = storage.connect(self.url, create=self._create)
+            with _plain_errors(self.url):
+                storage.prepare(engine, create=self._create)
+            self._engine, self._pid, self._create = engine, os.getpid(), False
+        return self._engine
+
+    @property
+    def durable(self) -> bool:
+        """Whether the ledger outlives the process (one in memory does not)."""
+        return self.url not in ("sqlite://", "sqlite:///:memory:")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        with _plain_errors(self.url), self._connect().begin() as connection:
+            yield connection
+
+    def _find(self, connection: Connection, name: str) -> Subject | None:
+        chain.lock(connection)
+        query = sa.select(storage.subjects).where(storage.subjects.c.name == name)
+        row = connection.execute(query).one_or_none()
+        return None if row is None else Subject.read(row.name, row.terms, row.state)
+
+    def _get(self, connection: Connection, name: str) -> Subject:
+        known = self._find(connection, name)
+        if known is None:
+            raise LedgerError(f"There is no subject {name!r} in this ledger: declare it with Ledger.subject first.")
+        return known
+
+    def _read(self, subject: str | Subject) -> Subject:
+        with self._transaction() as connection:
+            return self._get(connection, str(getattr(subject, "name", subject)))
+
+    def _save(self, connection: Connection, subject: Subject) -> None:
+        table = storage.subjects
+        connection.execute(sa.update(table).where(table.c.name == subject.name).values(state=subject.state_json))
+
+
+@contextmanager
+def _plain_errors(url: str) -> Iterator[None]:
+    """Database errors as one sentence; whatever failed, the transaction was rolled back."""
+    try:
+        yield
+    except sa.exc.SQLAlchemyError as error:
+        cause = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+        shown = sa.engine.make_url(url).render_as_string(hide_password=True)
+        raise LedgerError(f"The ledger {shown} did not take this, and nothing was charged: {cause}.") from error
+
+
+def _receipt(subject: Subject, receipt_id: str, body: dict[str, Any], head: str, key: NoiseKey | None) -> Receipt:
+    return Receipt(
+        id=receipt_id,
+        subject=subject.name,
+        event=from_json(body["event"]),
+        stage=body["stage"],
+        note=body["note"],
+        neighbours=subject.terms.neighbours,
+        unit=subject.terms.unit,
+        mode=subject.terms.mode.value,
+        head=head,
+        bound=body["bound"],
+        seeded=body["seeded"],
+        _key=key,
+    )

@@ -1,0 +1,64 @@
+"""Where private randomness comes from: a keyed stream, never torch's or numpy's generators.
+
+A key of 256 bits from the operating system drives AES-256 in counter mode; the position (which release, how far into
+it) is the counter, so noise is never drawn twice for two different releases of one key. Uniforms have 53 bits;
+Box–Muller and everything after it are float64. torch's CPU generator would keep 32 bits of its seed, and one release
+of a few known coordinates would give it away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from torch import Tensor
+
+_CHUNK = 1 << 19  # pairs of normals at a time: bounded memory, and work that stays in cache
+
+
+class NoiseKey:
+    """256 secret bits and the streams that they open. Never printed, pickled or copied."""
+
+    def __init__(self, seed: object | None = None) -> None:
+        """A key from the operating system; with ``seed`` a reproducible one, which is not private."""
+        self.seeded = seed is not None
+        self._key = hashlib.sha256(f"tacit seed {seed!r}".encode()).digest() if self.seeded else secrets.token_bytes(32)
+
+    def normals(self, release: int, count: int) -> Tensor:
+        """``count`` independent standard normals (float64, CPU) that belong to this release alone."""
+        pairs = (count + 1) // 2
+        out = torch.empty(2 * pairs, dtype=torch.float64)
+        stream = self._open(release)
+        for start in range(0, pairs, _CHUNK):
+            size = min(_CHUNK, pairs - start)
+            uniforms = _uniforms(stream.update(bytes(16 * size)))
+            radius = torch.log(uniforms[:size]).mul_(-2).sqrt_()
+            angle = uniforms[size:].mul_(2 * math.pi)
+            part = out[2 * start : 2 * (start + size)]
+            torch.mul(torch.cos(angle), radius, out=part[:size])
+            torch.mul(torch.sin(angle), radius, out=part[size:])
+        return out[:count]
+
+    def uniforms(self, release: int, count: int) -> Tensor:
+        """``count`` independent uniforms in (0, 1] (float64, CPU), for private sampling."""
+        return _uniforms(self._open(release).update(bytes(8 * count)))
+
+    def _open(self, release: int):  # type: ignore[no-untyped-def]
+        if not 0 <= release < 1 << 63:
+            raise ValueError("A release has a number from 0 up.")
+        counter = release.to_bytes(8, "big") + bytes(8)  # the low half counts AES blocks within the release
+        return Cipher(algorithms.AES(self._key), modes.CTR(counter)).encryptor()
+
+    def __repr__(self) -> str:
+        return "NoiseKey(seeded: not private)" if self.seeded else "NoiseKey(secret)"
+
+    def __reduce__(self) -> str:
+        raise TypeError("A noise key stays in the process that made it: whoever has it can take the noise off.")
+
+
+def _uniforms(stream: bytes) -> Tensor:
+    words = torch.frombuffer(bytearray(stream), dtype=torch.int64)
+    return words.bitwise_right_shift_(11).bitwise_and_((1 << 53) - 1).add_(1).to(torch.float64).mul_(2.0**-53)

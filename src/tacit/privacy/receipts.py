@@ -1,0 +1,130 @@
+"""Receipts: the only tickets that ``mechanisms`` accepts.
+
+A receipt states what was paid for: which releases, with which noise, of contributions within which bound, under which
+relation. It is live in the process that was handed it by ``Ledger.charge`` and nowhere else: a copy in a forked or
+another process, or one read back from the ledger, states the same facts but releases nothing, for two processes
+drawing the same noise for different data would give the data away.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dp_accounting import dp_event
+
+from tacit.privacy.budget import Neighbours, Unit
+from tacit.privacy.events import DpEvent, StreamDpEvent, gaussian_noise, leaves
+from tacit.privacy.noise import NoiseKey
+
+
+class ReceiptError(Exception):
+    """A release that no receipt covers."""
+
+
+@dataclass
+class _Slot:
+    """Equal releases in a row, and how many of them are left."""
+
+    kind: type[DpEvent]
+    leaf: DpEvent
+    left: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Receipt:
+    """Proof of a charge. ``releases`` mechanism calls, in the order of the event's tree, no more."""
+
+    id: str
+    subject: str
+    event: DpEvent
+    stage: str
+    note: str
+    neighbours: Neighbours
+    unit: Unit
+    mode: str
+    head: str  # the ledger's chain, up to and including this charge
+    bound: float | None = None  # no contribution may be larger; None: the noise follows the bound of each sum
+    seeded: bool = False
+    _key: NoiseKey | None = field(default=None, repr=False)
+    _use: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        slots = [_Slot(type(released(leaf)), released(leaf), _count(leaf, times)) for leaf, times in leaves(self.event)]
+        self._use.update(pid=os.getpid(), slots=slots, used=0, closed=False)
+
+    @property
+    def releases(self) -> int:
+        return sum(_count(leaf, times) for leaf, times in leaves(self.event))
+
+    @property
+    def used(self) -> int:
+        """Releases made so far, in this process."""
+        return int(self._use["used"])
+
+    @property
+    def live(self) -> bool:
+        return self._key is not None and self._use["pid"] == os.getpid() and not self._use["closed"]
+
+    @property
+    def private(self) -> bool:
+        return not self.seeded
+
+    def __str__(self) -> str:
+        seeded = " (seeded: not private)" if self.seeded else ""
+        return f"receipt {self.id[:8]}{seeded}: {self.stage}, {self.releases} release(s) on {self.subject}"
+
+    def close(self) -> None:
+        """No release after this."""
+        self._use["closed"] = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_key": None}
+
+    def __copy__(self) -> Receipt:
+        return self
+
+    def __deepcopy__(self, memo: Mapping[int, object]) -> Receipt:
+        return self
+
+
+def released(leaf: DpEvent) -> DpEvent:
+    """What is drawn for one leaf: sampling changes what it costs, not what is added to the (joint) sum."""
+    if not isinstance(leaf, dp_event.PoissonSampledDpEvent):
+        return leaf
+    noise = gaussian_noise(leaf.event)
+    return leaf.event if noise is None else dp_event.GaussianDpEvent(noise)
+
+
+def take(receipt: Receipt, kind: type[DpEvent], bound: float) -> tuple[DpEvent, int, NoiseKey]:
+    """Use up one release: its event, its number and the key of its noise. Refused if the receipt does not cover it."""
+    if not isinstance(receipt, Receipt):
+        raise ReceiptError("A release needs the receipt of a charge: call Ledger.charge first.")
+    key = receipt._key
+    if not receipt.live or key is None:
+        raise ReceiptError(
+            f"Receipt {receipt.id[:8]} releases nothing here: it was settled, or it belongs to another process or an "
+            "earlier run. Charge again."
+        )
+    if not 0 < bound < float("inf"):
+        raise ReceiptError("A release needs a finite bound on each unit's contribution; this sum has none.")
+    if receipt.bound is not None and bound > receipt.bound * (1 + 1e-12):
+        raise ReceiptError(
+            f"The receipt covers contributions up to {receipt.bound:g}; this sum is bounded by {bound:g}."
+        )
+    slot = next((slot for slot in receipt._use["slots"] if slot.kind is kind and slot.left > 0), None)
+    if slot is None:
+        paid = ", ".join(sorted({slot.kind.__name__ for slot in receipt._use["slots"]}))
+        raise ReceiptError(
+            f"No {kind.__name__} is left on receipt {receipt.id[:8]}: {receipt.used} of {receipt.releases} releases "
+            f"were used, and it paid for {paid}."
+        )
+    slot.left -= 1
+    receipt._use["used"] += 1
+    return slot.leaf, receipt.used - 1, key
+
+
+def _count(leaf: DpEvent, times: int) -> int:
+    return times * leaf.steps * leaf.blocks if isinstance(leaf, StreamDpEvent) else times

@@ -1,0 +1,112 @@
+"""A subject of the ledger: what it declared, and where its filter stands."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tacit.privacy import accounting
+from tacit.privacy.budget import Budget, Guarantee, Neighbours, Unit
+from tacit.privacy.events import DpEvent, compose, from_json, repeat, to_json
+from tacit.privacy.filters import Mode, Terms, from_units
+
+
+def canonical(value: Any) -> str:
+    """The one JSON text of a value, so that equal things have equal hashes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A data set or stream with its unit, relation and budget."""
+
+    name: str
+    terms: Terms
+    terms_json: str
+    plan: tuple[str, ...]  # the declared events, in the plan mode
+    disjoint_from: tuple[str, ...]
+    spent: int | None = 0  # in units of filters; None is infinite
+    taken: tuple[int, ...] = ()  # which entries of the plan were charged
+    charges: int = 0
+    seeded: bool = False
+
+    @classmethod
+    def new(cls, name: str, terms: Terms, plan: Sequence[DpEvent], disjoint_from: Iterable[str]) -> Subject:
+        declared = {
+            "epsilon": terms.budget.epsilon,
+            "delta": terms.budget.delta,
+            "unit": str(terms.unit),
+            "neighbours": terms.neighbours.value,
+            "mode": terms.mode.value,
+            "order": terms.order,
+            "plan": [canonical(to_json(event)) for event in plan],
+            "disjoint_from": sorted(set(disjoint_from)),
+        }
+        return cls.read(name, canonical(declared), "{}")
+
+    @classmethod
+    def read(cls, name: str, terms_json: str, state_json: str) -> Subject:
+        declared, state = json.loads(terms_json), json.loads(state_json)
+        terms = Terms(
+            budget=Budget(declared["epsilon"], declared["delta"]),
+            unit=Unit(declared["unit"]),
+            neighbours=Neighbours(declared["neighbours"]),
+            mode=Mode(declared["mode"]),
+            order=declared["order"],
+        )
+        return cls(
+            name=name,
+            terms=terms,
+            terms_json=terms_json,
+            plan=tuple(declared["plan"]),
+            disjoint_from=tuple(declared["disjoint_from"]),
+            spent=state.get("spent", 0),
+            taken=tuple(state.get("taken", ())),
+            charges=state.get("charges", 0),
+            seeded=state.get("seeded", False),
+        )
+
+    @property
+    def state_json(self) -> str:
+        return canonical(
+            {"spent": self.spent, "taken": list(self.taken), "charges": self.charges, "seeded": self.seeded}
+        )
+
+    def plus(self, cost: int | None) -> Subject:
+        spent = None if self.spent is None or cost is None else self.spent + cost
+        return replace(self, spent=spent, charges=self.charges + 1)
+
+    def minus(self, refund: int) -> Subject:
+        return self if self.spent is None else replace(self, spent=self.spent - refund)
+
+    def marked(self, seeded: bool) -> Subject:
+        return replace(self, seeded=self.seeded or seeded)
+
+    def take_planned(self, event: dict[str, Any]) -> Subject | None:
+        """The first entry of the plan that equals this event, taken off; None if there is none."""
+        text, taken = canonical(event), set(self.taken)
+        for place, planned in enumerate(self.plan):
+            if planned == text and place not in taken:
+                return replace(self, taken=(*self.taken, place), charges=self.charges + 1)
+        return None
+
+    def planned_guarantee(self, delta: float | None = None, *, taken_only: bool = False) -> Guarantee:
+        """What the plan, or the part of it that was charged, promises by PLD."""
+        texts = [self.plan[i] for i in self.taken] if taken_only else list(self.plan)
+        events = [repeat(from_json(json.loads(text)), times) for text, times in Counter(texts).items()]
+        found = accounting.guarantee(
+            compose(events),
+            delta=self.terms.budget.delta if delta is None else delta,
+            neighbours=self.terms.neighbours,
+            unit=self.terms.unit,
+        )
+        note = "mode plan: the schedule was fixed in advance"
+        return replace(found, notes=(*found.notes, note), seeded=self.seeded)
+
+    def describe(self, cost: int | None) -> str:
+        """A cost of this subject's filter in words."""
+        unit = {Mode.GAUSSIAN: "mu^2", Mode.RENYI: "Renyi divergence", Mode.PURE: "epsilon"}.get(self.terms.mode, "")
+        return f"{unit} {from_units(cost):.6g}"

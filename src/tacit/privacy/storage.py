@@ -1,0 +1,132 @@
+"""The ledger's tables, and opening them safely on SQLite and PostgreSQL.
+
+``entries`` is append-only and hash-chained: every fact is there. ``subjects`` and ``head`` are running totals of it, so
+that a charge reads three rows however long the ledger is; ``verify`` recomputes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import URL, Connection, Engine, make_url
+from sqlalchemy.pool import StaticPool
+
+SCHEMA_VERSION = 1
+# What brings a ledger of version v to v + 1; never edited once released.
+MIGRATIONS: dict[int, Callable[[Connection], None]] = {}
+
+metadata = sa.MetaData()
+meta = sa.Table("tacit_meta", metadata, sa.Column("key", sa.String(40), primary_key=True), sa.Column("value", sa.Text))
+entries = sa.Table(
+    "tacit_entries",
+    metadata,
+    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("kind", sa.String(10), nullable=False),  # subject, charge or settle
+    sa.Column("subject", sa.String(200), nullable=False),
+    sa.Column("receipt", sa.String(40), index=True),
+    sa.Column("body", sa.Text, nullable=False),
+    sa.Column("previous", sa.String(64), nullable=False),
+    sa.Column("hash", sa.String(64), nullable=False),
+)
+subjects = sa.Table(
+    "tacit_subjects",
+    metadata,
+    sa.Column("name", sa.String(200), primary_key=True),
+    sa.Column("terms", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),  # spent, what is left of a plan, whether anything was seeded
+)
+head = sa.Table(
+    "tacit_head",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("seq", sa.BigInteger, nullable=False),
+    sa.Column("hash", sa.String(64), nullable=False),
+)
+START = "0" * 64
+
+
+class LedgerError(Exception):
+    """The ledger cannot be used as asked; the message says why and what to do."""
+
+
+def digest(seq: int, kind: str, subject: str, receipt: str | None, body: str, previous: str) -> str:
+    """The hash of an entry: everything in it, and the hash of the one before."""
+    parts = [str(seq), kind, subject, receipt or "", body, previous]
+    return hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).hexdigest()
+
+
+def connect(url: str, *, create: bool) -> Engine:
+    """An engine whose commits are durable and whose writers queue up instead of failing."""
+    try:
+        parsed = make_url(url)
+    except sa.exc.ArgumentError:
+        raise LedgerError(
+            f"{url!r} is not a ledger address: use sqlite:///FILE or postgresql://USER@HOST/NAME."
+        ) from None
+    if parsed.get_backend_name() == "sqlite":
+        return _sqlite(parsed, create)
+    if parsed.get_backend_name() == "postgresql":
+        if parsed.drivername == "postgresql":
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        try:
+            engine = sa.create_engine(parsed, pool_pre_ping=True)
+        except ModuleNotFoundError:
+            raise LedgerError("PostgreSQL ledgers need a driver: pip install 'tacit[postgres]'.") from None
+        sa.event.listen(engine, "connect", _durable_postgres)
+        return engine
+    raise LedgerError(f"A ledger lives in SQLite or PostgreSQL, not in {parsed.get_backend_name()}.")
+
+
+def _sqlite(url: URL, create: bool) -> Engine:
+    path = None if url.database in (None, "", ":memory:") else Path(str(url.database))
+    if path is not None and not create and not path.exists():
+        raise LedgerError(f"There is no ledger at {path}.")
+    if path is not None and not path.parent.exists():
+        raise LedgerError(f"There is no folder {path.parent} to keep a ledger in.")
+    options: dict[str, Any] = {} if path else {"poolclass": StaticPool}
+    engine = sa.create_engine(url, connect_args={"timeout": 120, "check_same_thread": False}, **options)
+    sa.event.listen(engine, "connect", _durable_sqlite)
+    sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+    return engine
+
+
+def _durable_sqlite(connection: Any, _: Any) -> None:
+    connection.isolation_level = None  # transactions are begun by the listener above, as writers, not by the driver
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.close()
+
+
+def _durable_postgres(connection: Any, _: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET synchronous_commit TO on")
+    connection.commit()
+
+
+def prepare(engine: Engine, *, create: bool) -> None:
+    """Create the tables of a new ledger, or migrate an older one; refuse a newer one and a file of something else."""
+    with engine.begin() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7461636974)")  # two first openings at once
+        if not sa.inspect(connection).has_table(meta.name):
+            if not create:
+                raise LedgerError("This database holds no tacit ledger.")
+            metadata.create_all(connection)
+            connection.execute(sa.insert(meta).values(key="schema_version", value=str(SCHEMA_VERSION)))
+            connection.execute(sa.insert(head).values(id=1, seq=0, hash=START))
+            return
+        row = connection.execute(sa.select(meta.c.value).where(meta.c.key == "schema_version")).scalar_one()
+        version = int(row)
+        if version > SCHEMA_VERSION:
+            raise LedgerError(
+                f"This ledger has schema version {version}; this tacit knows up to {SCHEMA_VERSION}. Upgrade tacit."
+            )
+        while version < SCHEMA_VERSION:
+            MIGRATIONS[version](connection)
+            version += 1
+            connection.execute(sa.update(meta).where(meta.c.key == "schema_version").values(value=str(version)))
