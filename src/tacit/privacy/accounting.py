@@ -58,9 +58,8 @@ def guarantee(
     unit: Unit | str = Unit.SAMPLE,
     accountant: Accountant = "pld",
     time_limit: float = 60.0,
-    bracket: bool = False,
 ) -> Guarantee:
-    """What a fixed plan of releases promises at ``delta``; with ``bracket`` also a lower bound on its epsilon.
+    """What a fixed plan of releases promises at ``delta``.
 
     ``accountant``: ``"pld"`` is the tightest and the default; ``"rdp"`` is looser and always quick; ``"gdp"`` takes
     only unsampled Gaussian (and pure-epsilon) releases and is exact for the former.
@@ -71,17 +70,16 @@ def guarantee(
     neighbours = Neighbours(neighbours)
     terms = take_apart(event, neighbours)
 
-    def promise(
-        epsilon: float, how: str, *notes: str, lower: float | None = None, mu: float | None = None
-    ) -> Guarantee:
+    def promise(epsilon: float, how: str, *notes: str, mu: float | None = None) -> Guarantee:
+        exact = epsilon if mu is not None and accountant != "rdp" and not terms.others else None
         return Guarantee(
             epsilon=epsilon,
             delta=delta,
             mu=mu,
             neighbours=neighbours,
             unit=Unit(unit),
-            lower=lower,
-            estimate=None if lower is None else (lower + epsilon) / 2,
+            lower=exact,
+            estimate=exact,
             accountant=how,
             notes=notes,
         )
@@ -101,10 +99,7 @@ def guarantee(
         upper = loss.epsilon(terms.mu_squared, terms.others, neighbours, delta, deadline=time.monotonic() + time_limit)
     except loss.CannotTakeError as reason:
         return promise(_rdp_epsilon(terms, neighbours, delta), "RDP", f"RDP because {reason}")
-    lower = None
-    if bracket:
-        lower = loss.epsilon(terms.mu_squared, terms.others, neighbours, delta, deadline=math.inf, pessimistic=False)
-    return promise(upper, "PLD, pessimistic", lower=lower)
+    return promise(upper, "PLD, pessimistic")
 
 
 def noise_multiplier(
@@ -326,6 +321,6 @@ def _renyi(terms: Terms, neighbours: Neighbours, orders: Sequence[float]) -> lis
 
 
 def _rdp_epsilon(terms: Terms, neighbours: Neighbours, delta: float) -> float:
-    few = Terms(terms.mu_squared, loss.rounded(terms.others), terms.private)
+    few = Terms(terms.mu_squared, loss.rounded(terms.others, 48), terms.private)
     divergences = _renyi(few, neighbours, ORDERS)
     return min(epsilon_of_renyi(o, r, delta) for o, r in zip(ORDERS, divergences, strict=True))

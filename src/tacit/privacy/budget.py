@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import erfcx, ndtr, ndtri
+from scipy.special import erfcx, erfinv, ndtr, ndtri
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 
@@ -160,20 +160,21 @@ class Guarantee:
             relation = f"one {self.unit} {self.neighbours.sentence}"
         how = [f"mu = {round_up(self.mu)}"] if self.mu is not None else []
         how += [f"accountant: {self.accountant}", *self.notes]
-        bound, how_often = round_up(self.epsilon), f", except with probability {self.delta:g}" if self.delta else ""
+        bound, delta = round_up(self.epsilon), round_up(self.delta, 6)
+        extra = f", plus a probability of {delta}" if self.delta else ""
         return (
-            f"({bound}, {self.delta:g})-differential privacy: when {relation}, no outcome becomes more than "
-            f"e^{bound} times as likely{how_often}. " + "; ".join(how) + "."
+            f"({bound}, {delta})-differential privacy: when {relation}, no set of outcomes becomes more than "
+            f"e^{bound} times as likely{extra}. " + "; ".join(how) + "."
         )
 
 
 def round_up(value: float, digits: int = 4) -> str:
-    """A number for people, to ``digits`` significant digits and never below the truth."""
+    """A number for people, to ``digits`` significant digits and never below the truth (beyond its last bits)."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     unit = 10.0 ** (math.floor(math.log10(abs(value))) - digits + 1)
     nearest = f"{value:.{digits}g}"
-    return nearest if float(nearest) >= value * (1 - 1e-9) else f"{float(nearest) + unit:.{digits}g}"
+    return nearest if float(nearest) >= value * (1 - 1e-12) else f"{float(nearest) + unit:.{digits}g}"
 
 
 def check_epsilon(epsilon: float) -> None:
@@ -223,7 +224,7 @@ def epsilon_of(mu: float, delta: float) -> float:
         raise ValueError(f"mu must not be negative; got {mu:g}.")
     if mu == 0:
         return 0.0
-    if math.isinf(mu) or delta == 0:
+    if mu > 1e100 or delta == 0:  # beyond it squares overflow
         return math.inf
     target = math.log(delta)
     if log_delta_of(0.0, mu) <= target:
@@ -256,7 +257,9 @@ def mu_of_pure(epsilon: float) -> float:
     """The Gaussian release that dominates every pure-epsilon one: 2 Phi^-1(e^eps / (1 + e^eps))."""
     if math.isinf(epsilon):
         return math.inf
-    # Phi(mu/2) = 1/(1 + e^-eps); from the far tail, where 1 - p keeps its digits
+    if epsilon < 1:  # Phi(mu/2) - 1/2 = tanh(eps/2)/2 keeps the digits of a small epsilon
+        return 2 * math.sqrt(2) * float(erfinv(math.tanh(epsilon / 2)))
+    # Phi(-mu/2) = 1/(1 + e^eps), the far tail; Phi(-x) <= e^(-x^2/2)/2 where that underflows
     return -2 * float(ndtri(1 / (1 + math.exp(epsilon)))) if epsilon < 700 else 2 * math.sqrt(2 * epsilon)
 
 

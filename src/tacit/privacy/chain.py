@@ -13,19 +13,18 @@ from tacit.privacy.filters import Mode, fits, to_units
 from tacit.privacy.state import Subject
 from tacit.privacy.storage import LedgerError
 
+_HEAD = sa.select(storage.head.c.seq, storage.head.c.hash).where(storage.head.c.id == 1).with_for_update()
+_APPEND = sa.insert(storage.entries)
+_ADVANCE = sa.update(storage.head).where(storage.head.c.id == 1)
+
 
 class LedgerDamaged(LedgerError):
     """The ledger is not what was written: a row was edited, removed or added, or an old copy was put back."""
 
 
-def lock(connection: Connection) -> None:
-    """Make every other writer wait for this transaction (SQLite's transactions already do)."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(sa.select(storage.head.c.seq).where(storage.head.c.id == 1).with_for_update())
-
-
 def current(connection: Connection) -> tuple[int, str]:
-    row = connection.execute(sa.select(storage.head.c.seq, storage.head.c.hash).where(storage.head.c.id == 1)).one()
+    """The end of the chain. Every other writer waits from here on (SQLite's transactions already made it)."""
+    row = connection.execute(_HEAD).one()
     return int(row.seq), str(row.hash)
 
 
@@ -35,22 +34,22 @@ def head_of(seq: int, digest: str) -> str:
 
 def append(connection: Connection, kind: str, subject: str, receipt: str | None, body: str) -> str:
     """Write one entry behind the last one; the new head."""
-    lock(connection)
     seq, previous = current(connection)
     seq += 1
     digest = storage.digest(seq, kind, subject, receipt, body, previous)
     row = {"seq": seq, "kind": kind, "subject": subject, "receipt": receipt, "body": body}
-    connection.execute(sa.insert(storage.entries).values(**row, previous=previous, hash=digest))
-    connection.execute(sa.update(storage.head).where(storage.head.c.id == 1).values(seq=seq, hash=digest))
+    connection.execute(_APPEND, row | {"previous": previous, "hash": digest})
+    connection.execute(_ADVANCE, {"seq": seq, "hash": digest})
     return head_of(seq, digest)
 
 
 def verify(connection: Connection, head: str | None) -> int:
     """Replay the ledger from its first entry; the number of entries."""
-    lock(connection)
+    end = current(connection)
     wanted = _parse(head)
     seq, previous = 0, storage.START
     subjects: dict[str, Subject] = {}
+    charged: dict[str, int] = {}  # what each receipt may still return
     for row in connection.execute(sa.select(storage.entries).order_by(storage.entries.c.seq)):
         if row.seq != seq + 1:
             raise LedgerDamaged(f"Entry {seq + 1} is missing.")
@@ -64,14 +63,14 @@ def verify(connection: Connection, head: str | None) -> int:
             raise LedgerDamaged(
                 f"Entry {seq} is not the one of the given head: another copy of the ledger was put back."
             )
-        _replay(subjects, row)
-    if (seq, previous) != current(connection):
+        _replay(subjects, charged, row)
+    if (seq, previous) != end:
         raise LedgerDamaged(
-            f"The ledger should end at entry {current(connection)[0]} and ends at {seq}: rows were removed."
+            f"The ledger should end with entry {end[0]} and ends with {seq}: rows were removed or added."
         )
     if wanted and wanted[0] > seq:
         raise LedgerDamaged(
-            f"The given head is entry {wanted[0]}, but the ledger ends at {seq}: rows were cut, or an old copy put back."
+            f"The given head is entry {wanted[0]}, but the ledger ends at {seq}: rows were cut, or an old copy is back."
         )
     kept = {row.name: row for row in connection.execute(sa.select(storage.subjects))}
     if set(kept) != set(subjects):
@@ -82,7 +81,7 @@ def verify(connection: Connection, head: str | None) -> int:
     return seq
 
 
-def _replay(subjects: dict[str, Subject], row: sa.Row[tuple[object, ...]]) -> None:
+def _replay(subjects: dict[str, Subject], charged: dict[str, int], row: sa.Row[tuple[object, ...]]) -> None:
     if row.kind == "subject":
         subjects[row.subject] = Subject.read(row.subject, row.body, "{}")
         return
@@ -90,6 +89,8 @@ def _replay(subjects: dict[str, Subject], row: sa.Row[tuple[object, ...]]) -> No
     if known is None:
         raise LedgerDamaged(f"Entry {row.seq} charges {row.subject}, which no entry declares.")
     if row.kind == "settle":
+        if not 0 <= body["refund"] <= charged.pop(row.receipt, -1):
+            raise LedgerDamaged(f"Entry {row.seq} returns what its receipt never paid.")
         subjects[row.subject] = known.minus(body["refund"])
         return
     cost = body["cost"]
@@ -105,6 +106,7 @@ def _replay(subjects: dict[str, Subject], row: sa.Row[tuple[object, ...]]) -> No
         if not fits(known.spent, cost, known.terms.cap):
             raise LedgerDamaged(f"Entry {row.seq} overspends {row.subject}.")
         after = known.plus(cost)
+    charged[row.receipt] = cost or 0
     subjects[row.subject] = after.marked(body["seeded"])
 
 

@@ -10,6 +10,7 @@ relation: the accountant applies the relation's factor.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -98,7 +99,7 @@ def joint_noise(noise_multipliers: Iterable[float]) -> float:
     if any(value == 0 for value in values):
         return 0.0
     precision = math.fsum(value**-2 for value in values)
-    return precision**-0.5 if precision > 0 else math.inf
+    return precision**-0.5 if precision != 0 else math.inf
 
 
 def schedule(noise_multipliers: Iterable[float], sample_rate: float = 1.0) -> DpEvent:
@@ -134,6 +135,8 @@ def repeat(event: DpEvent, times: int) -> DpEvent:
 def leaves(event: DpEvent, times: int = 1) -> Iterator[tuple[DpEvent, int]]:
     """The single releases of a tree in their order, each with how often it happens in a row."""
     if isinstance(event, dp_event.SelfComposedDpEvent):
+        if event.count < 1:
+            raise ValueError(f"An event happens at least once; got {event.count}.")
         inner = list(leaves(event.event))
         if len(inner) == 1:
             yield inner[0][0], inner[0][1] * event.count * times
@@ -195,7 +198,7 @@ def _plain(value: Any) -> Any:
         return to_json(value)
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return value if isinstance(value, str) else int(value) if isinstance(value, int) else float(value)
+    return value if isinstance(value, str) else int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def _event(value: Any) -> Any:

@@ -21,6 +21,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
+from functools import lru_cache
 
 from tacit.privacy import accounting
 from tacit.privacy.budget import Budget, Guarantee, Neighbours, Unit, epsilon_of, mu_of_pure
@@ -72,15 +73,7 @@ class Terms:
     @property
     def cap(self) -> float:
         """What the filter must not pass."""
-        if not self.private:
-            return math.inf
-        match self.mode:
-            case Mode.GAUSSIAN:
-                return self.budget.mu**2
-            case Mode.RENYI:
-                assert self.order is not None
-                return accounting.renyi_of_epsilon(self.order, self.budget)
-        return self.budget.epsilon
+        return _cap(self.mode, self.budget, self.order)
 
     def cost(self, event: DpEvent) -> float:
         """What an event adds to the filter; infinite for one without noise. Refused if this mode cannot take it."""
@@ -127,6 +120,19 @@ class Terms:
             notes=(f"mode {self.mode}: a filter, later charges may depend on earlier releases",),
             seeded=seeded,
         )
+
+
+@lru_cache
+def _cap(mode: Mode, budget: Budget, order: float | None) -> float:
+    if not budget.private:
+        return math.inf
+    match mode:
+        case Mode.GAUSSIAN:
+            return budget.mu**2
+        case Mode.RENYI:
+            assert order is not None
+            return accounting.renyi_of_epsilon(order, budget)
+    return budget.epsilon
 
 
 def to_units(cost: float) -> int | None:

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import uuid
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,13 +29,16 @@ from sqlalchemy.engine import Connection, Engine
 
 from tacit.privacy import accounting, chain, storage, totals
 from tacit.privacy.budget import Budget, Guarantee, Neighbours, Unit
-from tacit.privacy.events import DpEvent, StreamDpEvent, compose, first, from_json, to_json
+from tacit.privacy.events import DpEvent, from_json, to_json
 from tacit.privacy.filters import Mode, Terms, count, fits, to_units
 from tacit.privacy.noise import NoiseKey
-from tacit.privacy.receipts import Receipt
+from tacit.privacy.receipts import Receipt, ReceiptError
 from tacit.privacy.state import Subject, canonical
 from tacit.privacy.storage import LedgerError
 from tacit.privacy.totals import Remaining
+
+_FIND = sa.select(storage.subjects).where(storage.subjects.c.name == sa.bindparam("wanted"))
+_SAVE = sa.update(storage.subjects).where(storage.subjects.c.name == sa.bindparam("wanted"))
 
 
 class BudgetExceeded(LedgerError):
@@ -61,10 +66,12 @@ class Ledger:
 
     def __init__(self, url: str = "sqlite:///tacit.db", *, create: bool = True) -> None:
         self.url = url
-        self._create = create
-        self._engine: Engine | None = None
-        self._pid = -1
-        self._connect()
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._engine: Engine = storage.connect(url, create=create)
+        with _plain_errors(url):
+            storage.prepare(self._engine, create=create)
+        _ledgers.add(self)
 
     # -- declaring ---------------------------------------------------------------------------------------------------
 
@@ -151,7 +158,12 @@ class Ledger:
             if known.terms.mode is Mode.PLAN:
                 after = known.take_planned(event_json)
                 if after is None:
-                    raise BudgetExceeded(f"This event is not, or no longer, in the plan of {name}.")
+                    left = totals.remaining(known)
+                    raise BudgetExceeded(
+                        f"This event is not, or no longer, in the plan of {name}; what is left is {left}. "
+                        "Nothing was charged.",
+                        left,
+                    )
             elif not fits(known.spent, cost, known.terms.cap):
                 left = totals.remaining(known)
                 raise BudgetExceeded(
@@ -175,46 +187,42 @@ class Ledger:
             head = chain.append(connection, "charge", name, receipt_id, canonical(body))
             self._save(connection, after)
         key = NoiseKey() if seed is None else NoiseKey((seed, name, after.charges))
-        return _receipt(known, receipt_id, body, head, key)
+        return _receipt(known, receipt_id, body, head).issued(key)
 
     def settle(self, receipt: Receipt, used: int) -> None:
-        """Return what was reserved and not used: only the first ``used`` releases of the receipt were made.
+        """Return what was reserved and not used: only ``used`` releases of the receipt were made. It is closed then.
 
         Only the process that holds the live receipt can settle it, and never below what ``mechanisms`` released on it.
-        A stream costs the same however much of it was used, and a plan refunds nothing; both are simply closed.
+        A stream costs the same from its first step on, and a plan refunds nothing; both are simply closed. If the
+        ledger cannot be written, the receipt is closed all the same and its charge stays spent.
         """
         if not receipt.live:
             raise LedgerError(
                 f"Receipt {receipt.id[:8]} is closed or belongs to another process: its charge stays spent."
             )
-        if not receipt.used <= used <= receipt.releases:
-            raise LedgerError(
-                f"Receipt {receipt.id[:8]} released {receipt.used} of {receipt.releases}: {used} cannot be right."
-            )
         with self._transaction() as connection:
             known = self._get(connection, receipt.subject)
+            self._charged(connection, receipt.id)
+            try:
+                kept = receipt.close(used)
+            except ReceiptError as error:
+                raise LedgerError(str(error)) from None
             refund = 0
-            kept = compose([receipt.event]) if isinstance(receipt.event, StreamDpEvent) else first(receipt.event, used)
             before, after = to_units(known.terms.cost(receipt.event)), to_units(known.terms.cost(kept))
             if known.terms.mode is not Mode.PLAN and before is not None and after is not None:
                 refund = max(0, before - after)
             body = {"used": used, "refund": refund, "time": datetime.now(UTC).isoformat(timespec="milliseconds")}
             chain.append(connection, "settle", receipt.subject, receipt.id, canonical(body))
             self._save(connection, known.minus(refund))
-        receipt.close()
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
     def receipt(self, receipt_id: str) -> Receipt:
         """A receipt read back from the ledger: it states what was paid for, and releases nothing."""
         with self._transaction() as connection:
-            table = storage.entries
-            query = sa.select(table).where(table.c.receipt == receipt_id, table.c.kind == "charge")
-            row = connection.execute(query).one_or_none()
-            if row is None:
-                raise LedgerError(f"There is no receipt {receipt_id!r} in this ledger.")
+            row = self._charged(connection, receipt_id)
             known = self._get(connection, row.subject)
-        return _receipt(known, row.receipt, json.loads(row.body), chain.head_of(row.seq, row.hash), None)
+        return _receipt(known, row.receipt, json.loads(row.body), chain.head_of(row.seq, row.hash))
 
     def spent(self, subject: str | Subject) -> Guarantee:
         """What was spent on one subject so far, as a guarantee."""
@@ -256,9 +264,9 @@ class Ledger:
             return chain.verify(connection, head)
 
     def close(self) -> None:
-        if self._engine is not None and self._pid == os.getpid():
+        """Let go of the database; the next use opens it again."""
+        with self._lock:
             self._engine.dispose()
-        self._engine = None
 
     def __enter__(self) -> Ledger:
         return self
@@ -268,34 +276,21 @@ class Ledger:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _connect(self) -> Engine:
-        """The engine of this process: a connection must not be shared with a parent or a child."""
-        if self._engine is None or self._pid != os.getpid():
-            if self._engine is not None:
-                if self.durable:
-                    self._engine.dispose(close=False)
-                else:
-                    raise LedgerError("A ledger in memory stays in the process that made it: give it a file.")
-            engine = storage.connect(self.url, create=self._create)
-            with _plain_errors(self.url):
-                storage.prepare(engine, create=self._create)
-            self._engine, self._pid, self._create = engine, os.getpid(), False
-        return self._engine
-
     @property
     def durable(self) -> bool:
         """Whether the ledger outlives the process (one in memory does not)."""
-        return self.url not in ("sqlite://", "sqlite:///:memory:")
+        return storage.durable(self._engine)
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        with _plain_errors(self.url), self._connect().begin() as connection:
+        if not self.durable and self._pid != os.getpid():
+            raise LedgerError("A ledger in memory stays in the process that made it: give it a file.")
+        with self._lock, _plain_errors(self.url), self._engine.begin() as connection:
             yield connection
 
     def _find(self, connection: Connection, name: str) -> Subject | None:
-        chain.lock(connection)
-        query = sa.select(storage.subjects).where(storage.subjects.c.name == name)
-        row = connection.execute(query).one_or_none()
+        chain.current(connection)  # which makes every other writer wait
+        row = connection.execute(_FIND, {"wanted": name}).one_or_none()
         return None if row is None else Subject.read(row.name, row.terms, row.state)
 
     def _get(self, connection: Connection, name: str) -> Subject:
@@ -308,9 +303,16 @@ class Ledger:
         with self._transaction() as connection:
             return self._get(connection, str(getattr(subject, "name", subject)))
 
+    def _charged(self, connection: Connection, receipt_id: str) -> sa.Row[Any]:
+        table = storage.entries
+        query = sa.select(table).where(table.c.receipt == receipt_id, table.c.kind == "charge")
+        row = connection.execute(query).one_or_none()
+        if row is None:
+            raise LedgerError(f"There is no receipt {receipt_id!r} in this ledger.")
+        return row
+
     def _save(self, connection: Connection, subject: Subject) -> None:
-        table = storage.subjects
-        connection.execute(sa.update(table).where(table.c.name == subject.name).values(state=subject.state_json))
+        connection.execute(_SAVE, {"wanted": subject.name, "state": subject.state_json})
 
 
 @contextmanager
@@ -324,7 +326,7 @@ def _plain_errors(url: str) -> Iterator[None]:
         raise LedgerError(f"The ledger {shown} did not take this, and nothing was charged: {cause}.") from error
 
 
-def _receipt(subject: Subject, receipt_id: str, body: dict[str, Any], head: str, key: NoiseKey | None) -> Receipt:
+def _receipt(subject: Subject, receipt_id: str, body: dict[str, Any], head: str) -> Receipt:
     return Receipt(
         id=receipt_id,
         subject=subject.name,
@@ -337,5 +339,31 @@ def _receipt(subject: Subject, receipt_id: str, body: dict[str, Any], head: str,
         head=head,
         bound=body["bound"],
         seeded=body["seeded"],
-        _key=key,
     )
+
+
+_ledgers: weakref.WeakSet[Ledger] = weakref.WeakSet()
+_forking: list[Ledger] = []
+_fork_lock = threading.Lock()
+
+
+def _before_fork() -> None:
+    """Let go of every connection, between transactions: SQLite's locks do not survive a fork.
+
+    A child that inherits an open connection believes that it holds the parent's lock on the file, even through a new
+    connection; when the parent then closes its own, the log that the child writes to is deleted, with its charges.
+    """
+    _fork_lock.acquire()
+    _forking.extend(ledger for ledger in _ledgers if ledger.durable)
+    for ledger in _forking:
+        ledger._lock.acquire()
+        ledger._engine.dispose()
+
+
+def _after_fork() -> None:
+    while _forking:
+        _forking.pop()._lock.release()
+    _fork_lock.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

@@ -13,10 +13,10 @@ import math
 import secrets
 
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from torch import Tensor
 
-_CHUNK = 1 << 19  # pairs of normals at a time: bounded memory, and work that stays in cache
+_CHUNK = 1 << 17  # pairs of normals at a time: bounded memory, used again and again while it is in cache
 
 
 class NoiseKey:
@@ -31,25 +31,25 @@ class NoiseKey:
         """``count`` independent standard normals (float64, CPU) that belong to this release alone."""
         pairs = (count + 1) // 2
         out = torch.empty(2 * pairs, dtype=torch.float64)
-        stream = self._open(release)
+        stream, draw = self._open(release), _Uniforms(2 * min(pairs, _CHUNK))
         for start in range(0, pairs, _CHUNK):
             size = min(_CHUNK, pairs - start)
-            uniforms = _uniforms(stream.update(bytes(16 * size)))
-            radius = torch.log(uniforms[:size]).mul_(-2).sqrt_()
+            uniforms = draw(stream, 2 * size)
+            radius = uniforms[:size].log_().mul_(-2).sqrt_()
             angle = uniforms[size:].mul_(2 * math.pi)
             part = out[2 * start : 2 * (start + size)]
-            torch.mul(torch.cos(angle), radius, out=part[:size])
-            torch.mul(torch.sin(angle), radius, out=part[size:])
+            torch.cos(angle, out=part[:size]).mul_(radius)
+            torch.sin(angle, out=part[size:]).mul_(radius)
         return out[:count]
 
     def uniforms(self, release: int, count: int) -> Tensor:
-        """``count`` independent uniforms in (0, 1] (float64, CPU), for private sampling."""
-        return _uniforms(self._open(release).update(bytes(8 * count)))
+        """``count`` independent uniforms in (0, 1] (float64, CPU) for private sampling; no normal shares their bits."""
+        return _Uniforms(count)(self._open(release, 1 << 63), count)
 
-    def _open(self, release: int):  # type: ignore[no-untyped-def]
+    def _open(self, release: int, lane: int = 0) -> CipherContext:
         if not 0 <= release < 1 << 63:
             raise ValueError("A release has a number from 0 up.")
-        counter = release.to_bytes(8, "big") + bytes(8)  # the low half counts AES blocks within the release
+        counter = (lane + release).to_bytes(8, "big") + bytes(8)  # the low half counts AES blocks within the release
         return Cipher(algorithms.AES(self._key), modes.CTR(counter)).encryptor()
 
     def __repr__(self) -> str:
@@ -59,6 +59,16 @@ class NoiseKey:
         raise TypeError("A noise key stays in the process that made it: whoever has it can take the noise off.")
 
 
-def _uniforms(stream: bytes) -> Tensor:
-    words = torch.frombuffer(bytearray(stream), dtype=torch.int64)
-    return words.bitwise_right_shift_(11).bitwise_and_((1 << 53) - 1).add_(1).to(torch.float64).mul_(2.0**-53)
+class _Uniforms:
+    """Memory for up to ``most`` uniforms in (0, 1], 53 bits each; every call writes over the one before."""
+
+    def __init__(self, most: int) -> None:
+        self._zeros = bytes(8 * most)
+        self._stream = bytearray(8 * most + 16)  # AES may ask for a block more than it writes
+        self._words = torch.frombuffer(self._stream, dtype=torch.int64)
+        self._values = torch.empty(most, dtype=torch.float64)
+
+    def __call__(self, stream: CipherContext, count: int) -> Tensor:
+        stream.update_into(memoryview(self._zeros)[: 8 * count], self._stream)
+        words = self._words[:count].bitwise_right_shift_(11).bitwise_and_((1 << 53) - 1).add_(1)
+        return self._values[:count].copy_(words).mul_(2.0**-53)

@@ -17,6 +17,9 @@ from torch import Tensor
 
 from tacit.privacy.budget import Neighbours
 
+_MOST = 2**53  # grid steps in one contribution: whole numbers that float64 holds exactly
+_SNAP = 1e-9  # in grid steps: 0.3 is three steps of 0.1, though not in binary
+
 Norm = Literal["l1", "l2", "linf"]
 
 
@@ -67,14 +70,22 @@ def grid_sum(
     ``grid`` is public: by default 2^-20 of the largest contribution. A row with a value that is not a number counts as
     zero (as the nearest bound, if zero is outside). A row longer than ``l1`` or ``l2`` is shortened to it.
 
-    Formal guarantee: every contribution, after clamping, shortening and rounding, lies in [low, high] and within
-    ``l1`` and ``l2``, in exact integer arithmetic; nothing else about a row enters the sum.
+    Formal guarantee: every contribution, after clamping, shortening and rounding, is a whole number of grid steps
+    between the result's ``low`` and ``high`` (the outermost grid points of [low, high]) and within ``l1`` and ``l2``;
+    these are added exactly, however many there are; nothing else about a row enters the sum.
     """
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueError(f"Contributions need finite bounds with low < high; got [{low:g}, {high:g}].")
     grid = grid if grid is not None else 2.0 ** (math.ceil(math.log2(max(abs(low), abs(high)))) - 20)
     if not grid > 0 or not (l1 > 0 and l2 > 0):
         raise ValueError("The grid and the limits l1 and l2 are above 0.")
+    if not low <= 0 <= high and min(l1, l2) < math.inf:
+        raise ValueError("The limits l1 and l2 shorten a row towards zero, so zero must lie in [low, high].")
+    if max(abs(low), abs(high)) / grid > _MOST:
+        raise ValueError(f"A grid of {grid:g} is too fine for [{low:g}, {high:g}]: at most 2^53 steps.")
+    lowest, highest = math.ceil(low / grid - _SNAP), math.floor(high / grid + _SNAP)
+    if not lowest < highest:
+        raise ValueError(f"A grid of {grid:g} is too coarse for [{low:g}, {high:g}]: it needs two points in there.")
     if rows.dim() not in (1, 2):
         raise ValueError(
             f"Contributions are one row per unit (units, or units x values); got shape {tuple(rows.shape)}."
@@ -82,13 +93,17 @@ def grid_sum(
     values = rows.detach().to("cpu", torch.float64)
     values = values[:, None] if values.dim() == 1 else values
     bad = ~torch.isfinite(values).all(dim=1, keepdim=True)
-    values = torch.where(bad, 0.0, values).clamp(low, high)
-    steps = (values / grid).round()
-    steps = steps.clamp(math.ceil(low / grid - 1e-9), math.floor(high / grid + 1e-9))
+    steps = (torch.where(bad, 0.0, values) / grid).round().clamp(lowest, highest)
     steps = _shortened(steps, l1 / grid, 1) if math.isfinite(l1) else steps
     steps = _shortened(steps, l2 / grid, 2) if math.isfinite(l2) else steps
-    total = tuple(int(x) for x in steps.to(torch.int64).sum(dim=0))
-    return GridSum(total=total, grid=grid, low=low, high=high, l1=l1, l2=l2)
+    return GridSum(total=_exact_sum(steps), grid=grid, low=lowest * grid, high=highest * grid, l1=l1, l2=l2)
+
+
+def _exact_sum(steps: Tensor) -> tuple[int, ...]:
+    """The sum over rows of whole numbers up to 2^53, in two halves of 32 bits so that int64 cannot overflow."""
+    whole = steps.to(torch.int64)
+    upper, lower = (whole >> 32).sum(dim=0), (whole & 0xFFFFFFFF).sum(dim=0)
+    return tuple((high << 32) + low for high, low in zip(upper.tolist(), lower.tolist(), strict=True))
 
 
 def _shortened(steps: Tensor, limit: float, order: int) -> Tensor:

@@ -9,6 +9,7 @@ drawing the same noise for different data would give the data away.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from dp_accounting import dp_event
 
 from tacit.privacy.budget import Neighbours, Unit
-from tacit.privacy.events import DpEvent, StreamDpEvent, gaussian_noise, leaves
+from tacit.privacy.events import DpEvent, StreamDpEvent, compose, gaussian_noise, leaves, repeat
 from tacit.privacy.noise import NoiseKey
 
 
@@ -48,12 +49,18 @@ class Receipt:
     head: str  # the ledger's chain, up to and including this charge
     bound: float | None = None  # no contribution may be larger; None: the noise follows the bound of each sum
     seeded: bool = False
-    _key: NoiseKey | None = field(default=None, repr=False)
-    _use: dict[str, Any] = field(default_factory=dict, repr=False)
+    # not of __init__, so that dataclasses.replace makes no live copy
+    _key: NoiseKey | None = field(default=None, repr=False, init=False)
+    _use: dict[str, Any] = field(default_factory=dict, repr=False, init=False)
 
     def __post_init__(self) -> None:
         slots = [_Slot(type(released(leaf)), released(leaf), _count(leaf, times)) for leaf, times in leaves(self.event)]
-        self._use.update(pid=os.getpid(), slots=slots, used=0, closed=False)
+        self._use.update(pid=os.getpid(), slots=slots, used=0, closed=False, lock=threading.Lock())
+
+    def issued(self, key: NoiseKey) -> Receipt:
+        """This receipt, live; for ``Ledger.charge`` alone."""
+        object.__setattr__(self, "_key", key)
+        return self
 
     @property
     def releases(self) -> int:
@@ -76,12 +83,36 @@ class Receipt:
         seeded = " (seeded: not private)" if self.seeded else ""
         return f"receipt {self.id[:8]}{seeded}: {self.stage}, {self.releases} release(s) on {self.subject}"
 
-    def close(self) -> None:
-        """No release after this."""
-        self._use["closed"] = True
+    def close(self, used: int | None = None) -> DpEvent:
+        """No release after this. Returns what ``used`` releases (by default those made so far) amount to.
+
+        What was released counts whatever its place in the tree; releases beyond it are taken in the tree's order. A
+        stream counts in full from its first step on.
+        """
+        with self._use["lock"]:
+            if self._use["closed"]:
+                raise ReceiptError(f"Receipt {self.id[:8]} is closed already.")
+            used = self.used if used is None else used
+            if not self.used <= used <= self.releases:
+                raise ReceiptError(
+                    f"Receipt {self.id[:8]} released {self.used} of {self.releases}: {used} cannot be right."
+                )
+            self._use["closed"] = True
+        kept, more = [], used - self.used
+        for (leaf, times), slot in zip(leaves(self.event), self._use["slots"], strict=True):
+            extra = min(slot.left, more)
+            more -= extra
+            made = _count(leaf, times) - slot.left + extra
+            if made:
+                kept.append(repeat(leaf, times if isinstance(leaf, StreamDpEvent) else made))
+        return compose(kept)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_key": None}
+        return self.__dict__ | {"_key": None, "_use": self._use | {"lock": None}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._use["lock"] = threading.Lock()
 
     def __copy__(self) -> Receipt:
         return self
@@ -104,26 +135,33 @@ def take(receipt: Receipt, kind: type[DpEvent], bound: float) -> tuple[DpEvent, 
         raise ReceiptError("A release needs the receipt of a charge: call Ledger.charge first.")
     key = receipt._key
     if not receipt.live or key is None:
-        raise ReceiptError(
-            f"Receipt {receipt.id[:8]} releases nothing here: it was settled, or it belongs to another process or an "
-            "earlier run. Charge again."
-        )
+        raise _dead(receipt)
     if not 0 < bound < float("inf"):
         raise ReceiptError("A release needs a finite bound on each unit's contribution; this sum has none.")
     if receipt.bound is not None and bound > receipt.bound * (1 + 1e-12):
         raise ReceiptError(
             f"The receipt covers contributions up to {receipt.bound:g}; this sum is bounded by {bound:g}."
         )
-    slot = next((slot for slot in receipt._use["slots"] if slot.kind is kind and slot.left > 0), None)
-    if slot is None:
-        paid = ", ".join(sorted({slot.kind.__name__ for slot in receipt._use["slots"]}))
-        raise ReceiptError(
-            f"No {kind.__name__} is left on receipt {receipt.id[:8]}: {receipt.used} of {receipt.releases} releases "
-            f"were used, and it paid for {paid}."
-        )
-    slot.left -= 1
-    receipt._use["used"] += 1
-    return slot.leaf, receipt.used - 1, key
+    with receipt._use["lock"]:  # two threads must never be handed the same noise
+        if receipt._use["closed"]:
+            raise _dead(receipt)
+        slot = next((slot for slot in receipt._use["slots"] if slot.kind is kind and slot.left > 0), None)
+        if slot is None:
+            paid = ", ".join(sorted({slot.kind.__name__ for slot in receipt._use["slots"]}))
+            raise ReceiptError(
+                f"No {kind.__name__} is left on receipt {receipt.id[:8]}: {receipt.used} of {receipt.releases} "
+                f"releases were used, and it paid for {paid}."
+            )
+        slot.left -= 1
+        receipt._use["used"] += 1
+        return slot.leaf, receipt.used - 1, key
+
+
+def _dead(receipt: Receipt) -> ReceiptError:
+    return ReceiptError(
+        f"Receipt {receipt.id[:8]} releases nothing here: it was settled, or it belongs to another process or an "
+        "earlier run. Charge again."
+    )
 
 
 def _count(leaf: DpEvent, times: int) -> int:

@@ -26,10 +26,10 @@ class Subject:
     name: str
     terms: Terms
     terms_json: str
-    plan: tuple[str, ...]  # the declared events, in the plan mode
+    plan: tuple[tuple[str, int], ...]  # the declared events and how often each, in the plan mode
     disjoint_from: tuple[str, ...]
     spent: int | None = 0  # in units of filters; None is infinite
-    taken: tuple[int, ...] = ()  # which entries of the plan were charged
+    taken: tuple[int, ...] = ()  # how often each of them was charged
     charges: int = 0
     seeded: bool = False
 
@@ -42,7 +42,7 @@ class Subject:
             "neighbours": terms.neighbours.value,
             "mode": terms.mode.value,
             "order": terms.order,
-            "plan": [canonical(to_json(event)) for event in plan],
+            "plan": sorted(Counter(canonical(to_json(event)) for event in plan).items()),
             "disjoint_from": sorted(set(disjoint_from)),
         }
         return cls.read(name, canonical(declared), "{}")
@@ -61,10 +61,10 @@ class Subject:
             name=name,
             terms=terms,
             terms_json=terms_json,
-            plan=tuple(declared["plan"]),
+            plan=tuple((event, times) for event, times in declared["plan"]),
             disjoint_from=tuple(declared["disjoint_from"]),
             spent=state.get("spent", 0),
-            taken=tuple(state.get("taken", ())),
+            taken=tuple(state.get("taken", [0] * len(declared["plan"]))),
             charges=state.get("charges", 0),
             seeded=state.get("seeded", False),
         )
@@ -86,17 +86,24 @@ class Subject:
         return replace(self, seeded=self.seeded or seeded)
 
     def take_planned(self, event: dict[str, Any]) -> Subject | None:
-        """The first entry of the plan that equals this event, taken off; None if there is none."""
-        text, taken = canonical(event), set(self.taken)
-        for place, planned in enumerate(self.plan):
-            if planned == text and place not in taken:
-                return replace(self, taken=(*self.taken, place), charges=self.charges + 1)
+        """With one entry of the plan that equals this event taken off; None if there is none left."""
+        text = canonical(event)
+        for place, (planned, times) in enumerate(self.plan):
+            if planned == text and self.taken[place] < times:
+                taken = (*self.taken[:place], self.taken[place] + 1, *self.taken[place + 1 :])
+                return replace(self, taken=taken, charges=self.charges + 1)
         return None
+
+    @property
+    def planned(self) -> int:
+        """Entries of the plan that were not charged yet."""
+        return sum(times for _, times in self.plan) - sum(self.taken)
 
     def planned_guarantee(self, delta: float | None = None, *, taken_only: bool = False) -> Guarantee:
         """What the plan, or the part of it that was charged, promises by PLD."""
-        texts = [self.plan[i] for i in self.taken] if taken_only else list(self.plan)
-        events = [repeat(from_json(json.loads(text)), times) for text, times in Counter(texts).items()]
+        counts = self.taken if taken_only else [times for _, times in self.plan]
+        declared = zip(self.plan, counts, strict=True)
+        events = [repeat(from_json(json.loads(text)), times) for (text, _), times in declared if times]
         found = accounting.guarantee(
             compose(events),
             delta=self.terms.budget.delta if delta is None else delta,

@@ -7,6 +7,8 @@ that a charge reads three rows however long the ledger is; ``verify`` recomputes
 from __future__ import annotations
 
 import hashlib
+import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,7 @@ head = sa.Table(
     sa.Column("hash", sa.String(64), nullable=False),
 )
 START = "0" * 64
+_PATIENCE = 120.0  # seconds that a writer waits for the others
 
 
 class LedgerError(Exception):
@@ -88,16 +91,29 @@ def _sqlite(url: URL, create: bool) -> Engine:
     if path is not None and not path.parent.exists():
         raise LedgerError(f"There is no folder {path.parent} to keep a ledger in.")
     options: dict[str, Any] = {} if path else {"poolclass": StaticPool}
-    engine = sa.create_engine(url, connect_args={"timeout": 120, "check_same_thread": False}, **options)
+    engine = sa.create_engine(url, connect_args={"timeout": _PATIENCE, "check_same_thread": False}, **options)
     sa.event.listen(engine, "connect", _durable_sqlite)
     sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
     return engine
 
 
+def durable(engine: Engine) -> bool:
+    """Whether the database outlives its connection."""
+    return not isinstance(engine.pool, StaticPool)
+
+
 def _durable_sqlite(connection: Any, _: Any) -> None:
     connection.isolation_level = None  # transactions are begun by the listener above, as writers, not by the driver
     cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            break
+        except sqlite3.OperationalError as error:  # SQLite does not wait here when two first openings meet
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.close()
 

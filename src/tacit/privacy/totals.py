@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
-from tacit.privacy.budget import Guarantee, Unit, epsilon_of, mu_of_pure
+from tacit.privacy.budget import Guarantee, Unit, check_delta, epsilon_of, mu_of_pure
 from tacit.privacy.filters import Mode, from_units
 from tacit.privacy.state import Subject
+
+_MOST_SETS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +40,7 @@ def remaining(subject: Subject) -> Remaining:
     """The largest single Gaussian release that the subject can still afford."""
     terms = subject.terms
     if terms.mode is Mode.PLAN:
-        return Remaining(epsilon=0.0, planned=len(subject.plan) - len(subject.taken))
+        return Remaining(epsilon=0.0, planned=subject.planned)
     left = max(0.0, terms.cap - from_units(subject.spent)) if terms.private else math.inf
     if terms.mode is Mode.PURE:
         return Remaining(epsilon=left)
@@ -58,15 +61,22 @@ def total(subjects: Sequence[Subject], delta: float | None) -> Guarantee:
 
     Formal guarantee: a person can only be in subjects no two of which are declared disjoint, so the total is the worst
     over the maximal such sets (parallel composition). Within a set all Gaussian and pure subjects are one mu, Renyi
-    subjects of one order one divergence; what cannot be merged is added up with delta shared equally.
+    subjects of one order one divergence; what cannot be merged is added up with delta shared equally. Where there are
+    more than ``_MOST_SETS`` such sets, everything is composed with everything, which is never less.
     """
-    deltas = [s.terms.budget.delta for s in subjects if s.terms.budget.delta > 0]
-    delta = delta if delta is not None else min(deltas, default=0.0)
-    worst = Guarantee(epsilon=0.0, delta=delta, accountant="nothing was charged")
-    for group in overlapping(subjects):
-        found = _composed(group, delta)
-        worst = found if found.epsilon > worst.epsilon or worst.accountant == "nothing was charged" else worst
-    return worst
+    deltas = [s.terms.budget.delta for s in subjects if not s.terms.budget.pure]
+    if delta is None:
+        delta = min(deltas, default=0.0)
+    check_delta(delta)
+    if delta == 0 and deltas:
+        raise ValueError("Only pure subjects have a total at delta 0: give a delta above it.")
+    groups = list(islice(overlapping(subjects), _MOST_SETS + 1))
+    if len(groups) > _MOST_SETS:
+        groups = [list(subjects)]
+    found = [_composed(group, delta) for group in groups]
+    nothing = Guarantee(epsilon=0.0, delta=delta, accountant="nothing was charged")
+    worst = max(found, key=lambda guarantee: guarantee.epsilon, default=nothing)
+    return replace(worst, seeded=any(s.seeded for s in subjects))
 
 
 def overlapping(subjects: Sequence[Subject]) -> Iterator[list[Subject]]:

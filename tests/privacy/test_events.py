@@ -1,0 +1,176 @@
+"""Events: what is written can be read for ever, and trees are taken apart as they were put together."""
+
+import json
+import math
+
+import attr
+import numpy as np
+import pytest
+from dp_accounting import dp_event
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tacit.privacy import events
+from tacit.privacy.events import DpEvent
+
+noises = st.floats(0, 1e6)
+counts = st.integers(1, 5)
+shares = st.floats(0.001, 0.999)
+
+LEAVES = {
+    "NoOpDpEvent": st.just(dp_event.NoOpDpEvent()),
+    "NonPrivateDpEvent": st.just(dp_event.NonPrivateDpEvent()),
+    "GaussianDpEvent": st.builds(dp_event.GaussianDpEvent, noises),
+    "LaplaceDpEvent": st.builds(dp_event.LaplaceDpEvent, noises),
+    "DiscreteLaplaceDpEvent": st.builds(dp_event.DiscreteLaplaceDpEvent, noises, counts),
+    "RandomizedResponseDpEvent": st.builds(dp_event.RandomizedResponseDpEvent, shares, st.integers(2, 9)),
+    "ZCDpEvent": st.builds(dp_event.ZCDpEvent, noises, noises),
+    "StreamDpEvent": st.builds(
+        events.StreamDpEvent, noises, counts, st.sampled_from(["independent", "banded:4"]), counts, counts, counts
+    ),
+    "NoisyMaxDpEvent": st.builds(events.NoisyMaxDpEvent, noises),
+}
+
+
+def branches(inner: st.SearchStrategy[DpEvent]) -> dict[str, st.SearchStrategy[DpEvent]]:
+    return {
+        "SelfComposedDpEvent": st.builds(dp_event.SelfComposedDpEvent, inner, counts),
+        "ComposedDpEvent": st.builds(dp_event.ComposedDpEvent, st.lists(inner, max_size=3)),
+        "PoissonSampledDpEvent": st.builds(dp_event.PoissonSampledDpEvent, shares, inner),
+        "SampledWithoutReplacementDpEvent": st.builds(
+            dp_event.SampledWithoutReplacementDpEvent, st.integers(10, 99), st.integers(1, 9), inner
+        ),
+        "RepeatAndSelectDpEvent": st.builds(dp_event.RepeatAndSelectDpEvent, inner, shares, noises),
+    }
+
+
+leaves = st.one_of(*LEAVES.values())
+trees = st.recursive(leaves, lambda inner: st.one_of(*branches(inner).values()), max_leaves=6)
+plain = st.recursive(  # only what leaves() looks into
+    st.builds(dp_event.GaussianDpEvent, st.floats(0.1, 10)) | st.just(dp_event.NoOpDpEvent()),
+    lambda inner: st.one_of(branches(inner)["SelfComposedDpEvent"], branches(inner)["ComposedDpEvent"]),
+    max_leaves=5,
+)
+
+
+def flat(event: DpEvent) -> list[DpEvent]:
+    """Every single release, one by one: the obvious reading of a tree."""
+    if isinstance(event, dp_event.SelfComposedDpEvent):
+        return flat(event.event) * event.count
+    if isinstance(event, dp_event.ComposedDpEvent):
+        return [leaf for part in event.events for leaf in flat(part)]
+    return [] if isinstance(event, dp_event.NoOpDpEvent) else [event]
+
+
+def spelled_out(event: DpEvent) -> list[DpEvent]:
+    return [leaf for leaf, times in events.leaves(event) for _ in range(times)]
+
+
+# The lasting form
+
+
+def test_every_known_event_is_tried() -> None:
+    assert set(events._KNOWN) == set(LEAVES) | set(branches(leaves))
+
+
+@settings(deadline=None)
+@given(trees)
+def test_a_tree_survives_json(event: DpEvent) -> None:
+    text = json.dumps(events.to_json(event))
+    again = events.from_json(json.loads(text))
+    assert again == event
+    assert json.dumps(events.to_json(again)) == text
+
+
+def test_the_form_is_the_promised_one() -> None:
+    event = events.poisson(0.5, events.gaussian(2.0), steps=3)
+    assert events.to_json(event) == {
+        "type": "SelfComposedDpEvent",
+        "event": {
+            "type": "PoissonSampledDpEvent",
+            "sampling_probability": 0.5,
+            "event": {"type": "GaussianDpEvent", "noise_multiplier": 2.0},
+        },
+        "count": 3,
+    }
+
+
+def test_numpy_numbers_are_written_as_numbers() -> None:
+    event = dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(np.float32(0.5)), np.int64(7))
+    assert json.dumps(events.to_json(event)) == json.dumps(events.to_json(events.gaussian(0.5, 7)))
+
+
+def test_unknown_events_are_refused() -> None:
+    @attr.s(frozen=True)
+    class HomeMadeDpEvent(DpEvent):  # type: ignore[misc]
+        pass
+
+    with pytest.raises(ValueError, match="HomeMadeDpEvent cannot be charged"):
+        events.to_json(events.compose([HomeMadeDpEvent()]))
+    for data in ({"type": "HomeMadeDpEvent"}, {}, {"type": "ComposedDpEvent", "events": [{"type": "?"}]}):
+        with pytest.raises(ValueError, match="Unknown event"):
+            events.from_json(data)
+
+
+# Trees
+
+
+@settings(deadline=None)
+@given(plain)
+def test_leaves_are_the_single_releases_in_order(event: DpEvent) -> None:
+    assert spelled_out(event) == flat(event)
+
+
+@settings(deadline=None)
+@given(plain, st.integers(0, 30))
+def test_the_first_releases(event: DpEvent, releases: int) -> None:
+    assert flat(events.first(event, releases)) == flat(event)[:releases]
+
+
+@settings(deadline=None)
+@given(plain)
+def test_gaussians_of_one_draw_are_one_joint_gaussian(event: DpEvent) -> None:
+    precision = math.fsum(leaf.noise_multiplier**-2 for leaf in flat(event))
+    noise = events.gaussian_noise(event)
+    assert noise == pytest.approx(precision**-0.5 if precision else math.inf)
+
+
+def test_joint_noise() -> None:
+    assert events.joint([3.0, 4.0]).noise_multiplier == pytest.approx(12 / 5)
+    assert events.joint_noise([2.0, 0.0]) == 0
+    assert events.joint_noise([2.0, math.inf]) == pytest.approx(2.0)
+    assert events.joint_noise([]) == events.joint_noise([math.inf]) == math.inf
+    assert math.isnan(events.joint_noise([2.0, math.nan]))
+    assert events.gaussian_noise(events.compose([events.gaussian(1.0), events.laplace(1.0)])) is None
+
+
+def test_adpclip_splits_one_gaussian() -> None:
+    z, count_noise = 1.0, 10.0  # FACTS: z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2), the count bounded by 1/2
+    gradient = (z**-2 - (2 * count_noise) ** -2) ** -0.5
+    assert events.joint_noise([gradient, 2 * count_noise]) == pytest.approx(z)
+
+
+def test_builders() -> None:
+    assert events.gaussian(2.0) == dp_event.GaussianDpEvent(2.0)
+    assert events.laplace(2.0, 3) == dp_event.SelfComposedDpEvent(dp_event.LaplaceDpEvent(2.0), 3)
+    assert events.poisson(1.0, events.gaussian(2.0)) == events.gaussian(2.0)
+    assert flat(events.schedule([3.0, 2.0])) == [events.gaussian(3.0), events.gaussian(2.0)]
+    assert all(leaf.sampling_probability == 0.1 for leaf in flat(events.schedule([3.0, 2.0], 0.1)))
+    assert events.is_sampled(events.compose([events.laplace(1.0), events.poisson(0.1, events.gaussian(1.0), 5)]))
+    assert not events.is_sampled(events.compose([events.laplace(1.0), events.gaussian(1.0, 4)]))
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, math.nan])
+def test_rates_are_probabilities(rate: float) -> None:
+    with pytest.raises(ValueError, match="sample rate"):
+        events.poisson(rate, events.gaussian(1.0))
+
+
+def test_counts_start_at_one() -> None:
+    with pytest.raises(ValueError, match="at least once"):
+        events.gaussian(1.0, 0)
+    with pytest.raises(ValueError, match="at least 1"):
+        events.stream(1.0, 10, contributions=0)
+    less_than_nothing = events.compose([events.gaussian(1.0), dp_event.SelfComposedDpEvent(events.gaussian(0.1), -1)])
+    with pytest.raises(ValueError, match="at least once"):
+        list(events.leaves(less_than_nothing))
