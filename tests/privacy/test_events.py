@@ -122,12 +122,6 @@ def test_leaves_are_the_single_releases_in_order(event: DpEvent) -> None:
 
 
 @settings(deadline=None)
-@given(plain, st.integers(0, 30))
-def test_the_first_releases(event: DpEvent, releases: int) -> None:
-    assert flat(events.first(event, releases)) == flat(event)[:releases]
-
-
-@settings(deadline=None)
 @given(plain)
 def test_gaussians_of_one_draw_are_one_joint_gaussian(event: DpEvent) -> None:
     precision = math.fsum(leaf.noise_multiplier**-2 for leaf in flat(event))

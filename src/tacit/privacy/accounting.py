@@ -33,6 +33,9 @@ ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp", "gdp")
 ORDERS = tuple(1 + x / 10 for x in range(1, 100)) + tuple(range(11, 64)) + (80, 128, 192, 256, 384, 512, 1024, 4096)
 
 
+TINY = 1e-100  # noise below this counts as none
+
+
 class UnsupportedEvent(ValueError):
     """No accountant can bound this event under this relation."""
 
@@ -177,7 +180,8 @@ def _divided(leaf: DpEvent, neighbours: Neighbours) -> DpEvent | None:
         case dp_event.GaussianDpEvent() | dp_event.LaplaceDpEvent() | NoisyMaxDpEvent():
             if not leaf.noise_multiplier >= 0:
                 raise ValueError(f"A noise multiplier is not negative; got {leaf.noise_multiplier:g}.")
-            return attr.evolve(leaf, noise_multiplier=leaf.noise_multiplier / factor) if leaf.noise_multiplier else None
+            noise = leaf.noise_multiplier / factor
+            return attr.evolve(leaf, noise_multiplier=noise) if noise > TINY else None
         case dp_event.DiscreteLaplaceDpEvent():
             return attr.evolve(leaf, sensitivity=leaf.sensitivity * factor) if leaf.noise_parameter else None
         case dp_event.PoissonSampledDpEvent():

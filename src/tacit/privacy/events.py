@@ -46,6 +46,7 @@ class NoisyMaxDpEvent(DpEvent):  # type: ignore[misc]
     noise_multiplier: float
 
 
+STRATEGIES = ("independent", "full", "banded", "buffered")
 _KNOWN: dict[str, type[DpEvent]] = {
     cls.__name__: cls
     for cls in (
@@ -119,6 +120,8 @@ def stream(
     """A stream in which nobody takes part in more than ``contributions`` steps: one release in all."""
     if min(steps, contributions, separation, blocks) < 1:
         raise ValueError("A stream's steps, contributions, separation and blocks are at least 1.")
+    if strategy.partition(":")[0] not in STRATEGIES:
+        raise ValueError(f"There is no noise called {strategy!r}; choose one of {', '.join(STRATEGIES)}.")
     return StreamDpEvent(noise_multiplier, steps, strategy, contributions, separation, blocks)
 
 
@@ -157,17 +160,6 @@ def gaussian_noise(event: DpEvent) -> float | None:
     if not all(isinstance(leaf, dp_event.GaussianDpEvent) for leaf, _ in parts):
         return None
     return joint_noise(leaf.noise_multiplier / math.sqrt(times) for leaf, times in parts)
-
-
-def first(event: DpEvent, releases: int) -> DpEvent:
-    """What the first ``releases`` single releases of a tree amount to."""
-    kept: list[DpEvent] = []
-    for leaf, times in leaves(event):
-        if releases <= 0:
-            break
-        kept.append(repeat(leaf, min(times, releases)))
-        releases -= times
-    return compose(kept)
 
 
 def is_sampled(event: DpEvent) -> bool:

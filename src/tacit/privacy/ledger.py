@@ -29,7 +29,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from tacit.privacy import accounting, chain, storage, totals
 from tacit.privacy.budget import Budget, Guarantee, Neighbours, Unit
-from tacit.privacy.events import DpEvent, from_json, to_json
+from tacit.privacy.events import DpEvent, StreamDpEvent, from_json, leaves, to_json
 from tacit.privacy.filters import Mode, Terms, count, fits, to_units
 from tacit.privacy.noise import NoiseKey
 from tacit.privacy.receipts import Receipt, ReceiptError
@@ -149,9 +149,10 @@ class Ledger:
         if bound is not None and not 0 < bound < float("inf"):
             raise ValueError(f"A bound is above 0 and finite; got {bound:g}.")
         event_json = to_json(event)
-        releases = count(event)
-        if releases == 0:
+        if count(event) == 0:
             raise ValueError("This event releases nothing: there is nothing to charge.")
+        if not isinstance(event, StreamDpEvent) and any(isinstance(leaf, StreamDpEvent) for leaf, _ in leaves(event)):
+            raise ValueError("A stream is charged by itself, not as a part of something else.")
         with self._transaction() as connection:
             known = self._get(connection, name)
             cost = to_units(known.terms.cost(event))

@@ -25,6 +25,17 @@ class ReceiptError(Exception):
     """A release that no receipt covers."""
 
 
+_process = object()  # another one in every child: process ids come round again
+
+
+def _forked() -> None:
+    global _process
+    _process = object()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 @dataclass
 class _Slot:
     """Equal releases in a row, and how many of them are left."""
@@ -36,7 +47,7 @@ class _Slot:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Receipt:
-    """Proof of a charge. ``releases`` mechanism calls, in the order of the event's tree, no more."""
+    """Proof of a charge. ``releases`` mechanism calls, each kind in the order of the event's tree, no more."""
 
     id: str
     subject: str
@@ -55,7 +66,7 @@ class Receipt:
 
     def __post_init__(self) -> None:
         slots = [_Slot(type(released(leaf)), released(leaf), _count(leaf, times)) for leaf, times in leaves(self.event)]
-        self._use.update(pid=os.getpid(), slots=slots, used=0, closed=False, lock=threading.Lock())
+        self._use.update(process=_process, slots=slots, used=0, closed=False, lock=threading.Lock())
 
     def issued(self, key: NoiseKey) -> Receipt:
         """This receipt, live; for ``Ledger.charge`` alone."""
@@ -73,7 +84,7 @@ class Receipt:
 
     @property
     def live(self) -> bool:
-        return self._key is not None and self._use["pid"] == os.getpid() and not self._use["closed"]
+        return self._key is not None and self._use["process"] is _process and not self._use["closed"]
 
     @property
     def private(self) -> bool:
@@ -108,7 +119,7 @@ class Receipt:
         return compose(kept)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_key": None, "_use": self._use | {"lock": None}}
+        return self.__dict__ | {"_key": None, "_use": self._use | {"lock": None, "process": None}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

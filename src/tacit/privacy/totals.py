@@ -133,7 +133,7 @@ def _composed(group: Sequence[Subject], delta: float) -> Guarantee:
         delta=delta,
         mu=mu if merged else None,
         neighbours=relations.pop() if len(relations) == 1 else None,
-        unit=Unit("/".join(units)),
+        unit=Unit(units[0] if len(units) == 1 else "unit"),
         accountant="sum of mu^2 over subjects" if merged else "composed over subjects",
         notes=(f"subjects {names}",),
         seeded=any(s.seeded for s in group),

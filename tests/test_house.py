@@ -1,0 +1,59 @@
+"""The rules of the house: who may import whom, and how long a file may be."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "tacit"
+STAGES = {"pretrain", "finetune", "tune", "adapt", "calibrate"}
+# What each room may import; a room that is not named may import everything but cli and report.
+MAY_IMPORT = {
+    "privacy": set[str](),
+    "gradients": set[str](),
+    "data": set[str](),
+    "models": {"gradients", "data"},
+    **dict.fromkeys(STAGES, STAGES | {"privacy", "gradients", "data", "models"}),
+    "audit": STAGES | {"privacy", "gradients", "data", "models"},
+}
+
+
+def imports(file: Path) -> set[str]:
+    """The rooms of tacit that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: imports are absolute here"
+            names = [node.module or ""] + [f"{node.module}.{alias.name}" for alias in node.names]
+        found |= {name.split(".")[1] for name in names if name.startswith("tacit.")}
+    return found
+
+
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=[str(file.relative_to(SOURCE)) for file in FILES])
+def test_imports_go_one_way(file: Path) -> None:
+    room = file.relative_to(SOURCE).parts[0].removesuffix(".py")
+    allowed = MAY_IMPORT.get(room)
+    for other in imports(file) - {room}:
+        if not (SOURCE / other).exists():
+            continue  # a name of the package itself, such as __version__
+        assert other not in {"cli", "report"} or room in {"cli", "report", "__main__"}, f"{room} imports {other}"
+        assert allowed is None or other in allowed, f"{room} imports {other}"
+
+
+def test_nothing_draws_randomness_behind_the_mechanisms_back() -> None:
+    """Inside privacy, no generator of torch, numpy or Python: private noise comes from the keyed stream."""
+    for file in (SOURCE / "privacy").glob("*.py"):
+        text = file.read_text()
+        for word in ("torch.rand", "torch.normal", "np.random", "import random", "torch.Generator", "normal_("):
+            assert word not in text, f"{file.name} uses {word}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=[str(file.relative_to(SOURCE)) for file in FILES])
+def test_files_stay_short(file: Path) -> None:
+    assert len(file.read_text().splitlines()) <= 400, "two rooms in one: split it"
