@@ -145,3 +145,15 @@ def test_the_answer_of_one_second_order_question(capsys: pytest.CaptureFixture[s
         tacit(capsys, "noise", "--epsilon", "1", "--delta", "1e-6", "--steps", steps, "--json")[1]
     )["noise_multiplier"]
     assert ask("2") == pytest.approx(math.sqrt(2) * ask("1"), rel=1e-9)
+
+
+def test_check(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = tacit(capsys, "check", "timm:vit_tiny_patch16_224", "--scheme", "norms", "--json")
+    assert (code, json.loads(out)["trainable"]) == (0, 9_600)
+    code, out, err = tacit(capsys, "check", "timm:resnet18")
+    assert (code, out) == (2, "")
+    assert "timm:resnet18 is refused. The layer 'bn1' (BatchNorm2d) is live" in err
+    assert len(err.strip().splitlines()) == 1
+    code, out, _ = tacit(capsys, "check", "timm:resnet18", "--frozen", "--scheme", "linear")
+    assert code == 0
+    assert "513,000 of 11,689,512 parameters" in " ".join(out.split())

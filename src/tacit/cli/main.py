@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import typer
 
 from tacit import __version__
-from tacit.cli import ledger, noise
+from tacit.cli import check, ledger, noise
 from tacit.privacy import LedgerDamaged, LedgerError, UnsupportedEvent
 
 # typer brings its own click, or uses the installed one: either way, what its usage errors have in common
@@ -20,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("noise")(noise.noise)
+app.command("check")(check.check)
 app.add_typer(ledger.app, name="ledger")
 
 
