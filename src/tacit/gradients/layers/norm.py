@@ -1,0 +1,133 @@
+"""Normalisation: the gradients of gain and shift are read off the normalised values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tacit.gradients.handles import Handle, plain, rule
+from tacit.gradients.layers.bare import add, scale
+from tacit.gradients.pieces import PerRow
+from tacit.gradients.recorder import Recorder
+
+
+class _LayerNorm(torch.autograd.Function):
+    """y = w * n(x) + b; a row's gradient is sum_t g_t * n(x)_t for w and sum_t g_t for b."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor | None, b: Tensor | None, shape: Any, eps: float, use: Any, anchor: Tensor
+    ) -> Tensor:  # noqa: ARG004
+        y, mean, rstd = torch.native_layer_norm(x, shape, w, b, eps)
+        ctx.save_for_backward(x, w, b, mean, rstd)
+        ctx.shape, ctx.use = shape, use
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (g,) = grads
+        x, w, b, mean, rstd = ctx.saved_tensors
+        recorder, on_weight, on_bias = ctx.use
+        lead = len(ctx.shape)
+        if on_weight is not None:
+            normal = (x - mean).mul_(rstd).mul_(g)
+            recorder.record(on_weight, PerRow(_over_positions(recorder, on_weight, normal, lead)))
+        if on_bias is not None:
+            recorder.record(on_bias, PerRow(_over_positions(recorder, on_bias, g, lead)))
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = torch.ops.aten.native_layer_norm_backward(
+                g.contiguous(), x, ctx.shape, mean, rstd, w, b, [True, False, False]
+            )[0]
+        return dx, None, None, None, None, None, None
+
+
+def _over_positions(recorder: Recorder, handle: Handle, values: Tensor, lead: int) -> Tensor:
+    rows = recorder.rows_first(handle, values)
+    dims = list(range(1, rows.dim() - lead))
+    return rows.sum(dims) if dims else rows
+
+
+@rule(F.layer_norm, torch.layer_norm)
+def layer_norm(
+    recorder: Recorder, input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+) -> Any:
+    if isinstance(input, Handle):
+        return NotImplemented
+    if input.is_cuda and torch.is_autocast_enabled("cuda"):
+        input = input.float()  # as autocast does there
+    use = (recorder, recorder.uses(weight, "layer norm"), recorder.uses(bias, "layer norm"))
+    return _LayerNorm.apply(input, plain(weight), plain(bias), list(normalized_shape), eps, use, recorder.anchor)  # type: ignore[no-untyped-call]
+
+
+def affine(recorder: Recorder, x: Tensor, weight: Any, bias: Any, channels_first: bool) -> Any:
+    """x * weight + bias, the gain and shift along the last dimension or along the channels."""
+    shape = (-1, *[1] * (x.dim() - 2)) if channels_first else None
+    for value, apply in ((weight, scale), (bias, add)):
+        if value is None:
+            continue
+        shaped = value.reshape(shape) if shape is not None and len(shape) > 1 else value
+        if isinstance(shaped, Handle):
+            x = apply(recorder, x, shaped)
+        else:
+            x = x * shaped if apply is scale else x + shaped
+    return x
+
+
+@rule(F.group_norm, torch.group_norm)
+def group_norm(
+    recorder: Recorder, input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+) -> Any:
+    if isinstance(input, Handle):
+        return NotImplemented
+    return affine(recorder, F.group_norm(input, num_groups, eps=eps), weight, bias, channels_first=True)
+
+
+@rule(F.rms_norm, torch.rms_norm)
+def rms_norm(
+    recorder: Recorder, input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None
+) -> Any:
+    if isinstance(input, Handle):
+        return NotImplemented
+    return affine(recorder, F.rms_norm(input, list(normalized_shape), eps=eps), weight, None, channels_first=False)
+
+
+@rule(F.instance_norm)
+def instance_norm(
+    recorder: Recorder,
+    input: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    if isinstance(input, Handle):
+        return NotImplemented
+    normal = F.instance_norm(input, running_mean, running_var, None, None, use_input_stats, momentum, eps)
+    return affine(recorder, normal, weight, bias, channels_first=True)
+
+
+@rule(F.batch_norm, torch.batch_norm)
+def batch_norm(
+    recorder: Recorder,
+    input: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Any:
+    """With frozen statistics BatchNorm is an affine map; with live ones it mixes rows and the engine refuses it."""
+    if isinstance(input, Handle):
+        return NotImplemented
+    normal = F.batch_norm(input, running_mean, running_var, None, None, training, momentum, eps)
+    return affine(recorder, normal, weight, bias, channels_first=True)
