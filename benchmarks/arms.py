@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from paired import Bar, Refused, Step
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from paired import Bar, RefusedError, Step
 
 Batch = tuple[Tensor, ...]
 Loss = Callable[[Callable[..., Tensor], Batch], Tensor]
@@ -72,7 +74,7 @@ def tacit(problem: Problem, *, units: bool = True) -> Step:
     try:
         from tacit.gradients import Engine
     except ImportError as error:
-        raise Refused(f"refused: {error}") from error
+        raise RefusedError(f"refused: {error}") from error
     size = problem.work.unit_size
     labels = torch.arange(len(problem.batch[0])) // size if units and size > 1 else None
     engine = Engine(problem.model, problem.work.loss, clip=problem.clip)
@@ -140,7 +142,10 @@ def opacus_ghost(problem: Problem) -> Step:
 
 
 def torch_func(problem: Problem) -> Step:
-    """vmap(grad) over rows, or over units of equal size, then clip and sum."""
+    """vmap(grad) over rows, or over units of equal size, then clip and sum.
+
+    Attention runs in its plain form here: the fused kernel has no batching rule and would loop over the rows.
+    """
     size = problem.work.unit_size
     model = problem.model
     frozen = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
@@ -158,7 +163,8 @@ def torch_func(problem: Problem) -> Step:
         total: Sum = {}
         for rows in _portions(problem):
             units = tuple(column.view(-1, size, *column.shape[1:]) for column in rows)
-            gradients = unit_gradients(parameters, units)
+            with sdpa_kernel(SDPBackend.MATH):
+                gradients = unit_gradients(parameters, units)
             norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
             factor = (problem.clip / (norms + 1e-6)).clamp(max=1.0)
             for name, g in gradients.items():
@@ -171,7 +177,7 @@ def torch_func(problem: Problem) -> Step:
 
 def _refuse_units(problem: Problem) -> None:
     if problem.work.unit_size > 1:
-        raise Refused("refused: opacus clips rows, not units of several rows")
+        raise RefusedError("refused: opacus clips rows, not units of several rows")
 
 
 def _portions(problem: Problem) -> list[Batch]:
@@ -192,7 +198,7 @@ ARMS: dict[str, Callable[[Problem], Step]] = {
 
 def build(work: Work, arm: str, clip: float = 1.0, rows: int | None = None) -> Step:
     """The step of an arm, on a model and data of its own."""
-    warnings.filterwarnings("ignore", module=r"(torch|opacus|torchvision)\b")
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
     make = ARMS[work.reference if arm == "null" else arm]
     return make(Problem(work, clip, rows=rows))
 
@@ -226,7 +232,7 @@ def one_by_one(work: Work, clip: float | None = None) -> tuple[float, Sum]:
 def difference(found: Sum, expected: Sum) -> float:
     """Relative L2 distance over all parameters together."""
     if set(found) != set(expected):
-        raise Refused(f"wrong: no sum for {', '.join(sorted(set(expected) - set(found)))[:120]}")
+        raise RefusedError(f"wrong: no sum for {', '.join(sorted(set(expected) - set(found)))[:120]}")
     gap = sum(float((found[name].double() - expected[name]).square().sum()) for name in expected)
     size = sum(float(expected[name].double().square().sum()) for name in expected)
     return (gap / size) ** 0.5

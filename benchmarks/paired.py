@@ -36,7 +36,7 @@ Seconds = list[float | None]  # one entry per round; None where the arm sat the 
 GIB = 2**30
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """An arm that cannot do a work; the message is the reason shown in its row."""
 
 
@@ -132,19 +132,24 @@ def time_rounds(
     rounds: int,
     warmups: int = 2,
     every: Mapping[str, int] | None = None,
+    budget: float = float("inf"),
     seed: int = 0,
     tick: Callable[[], object] | None = None,
 ) -> dict[str, Seconds]:
     """Seconds of every step in every round; the order of the steps is shuffled for each round.
 
-    `every` lets a slow arm take part in every n-th round only.
+    `every` lets a slow arm take part in every n-th round only; after `budget` seconds no further round begins, except
+    that there are always three.
     """
+    start_of_rounds = time.perf_counter()
     order = list(steps)
     shuffle = random.Random(seed).shuffle
     seconds: dict[str, Seconds] = {name: [] for name in order}
     for name in order * warmups:
         steps[name]()
     for number in range(rounds):
+        if number >= 3 and time.perf_counter() - start_of_rounds > budget:
+            break
         shuffle(order)
         for name in order:
             taken = None
@@ -211,7 +216,7 @@ def peak_memory(build: Build, rehearsal: Build, *, limit: int = 12 * GIB, preloa
         answer = f"skipped: the process died, probably for want of memory (limit {limit / GIB:.0f} GB)"
     process.join()
     if isinstance(answer, str):
-        raise Refused(answer)
+        raise RefusedError(answer)
     return int(answer)
 
 
@@ -220,7 +225,7 @@ def _measure_peak(build: Build, rehearsal: Build, limit: int, sender: Connection
         rehearsal()()
         step = build()
         sender.send(peak_of(step, limit))
-    except Refused as refusal:
+    except RefusedError as refusal:
         sender.send(str(refusal))
     except Exception as error:
         sender.send(explain(error, limit))
@@ -243,7 +248,7 @@ def _status(key: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024
-    raise Refused(f"refused: this system does not report {key}")
+    raise RefusedError(f"refused: this system does not report {key}")
 
 
 def explain(error: Exception, limit: int = 12 * GIB) -> str:

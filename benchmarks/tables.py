@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from paired import GIB, Result, Row, Verdict
 from rich.console import Console
 from rich.table import Table
+
+from paired import GIB, Result, Row, Verdict
 
 COLUMNS = ("arm", "time ratio (95%)", "pairs", "median time", "peak memory", "memory ratio")
 
@@ -42,7 +43,12 @@ def markdown(results: Sequence[Result], machine: Mapping[str, str]) -> str:
     """The section of docs/benchmarks.md for these results."""
     parts = ["Measured on: " + ", ".join(f"{key} {value}" for key, value in machine.items()) + "."]
     for result in results:
-        lines = [f"### {result.title}", "", f"Ratio to: {result.reference}. Null: {result.null_deviation:.3f} from 1.", ""]
+        lines = [
+            f"### {result.title}",
+            "",
+            f"Ratio to: {result.reference}. Null: {result.null_deviation:.3f} from 1.",
+            "",
+        ]
         lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
         lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells(row)) + " |" for row in result.rows]
         lines += ["", *(f"- {sentence(verdict)}" for verdict in result.verdicts)]
