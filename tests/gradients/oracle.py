@@ -36,7 +36,9 @@ def norm(gradient: dict[str, Tensor]) -> Tensor:
     return torch.stack([g.double().square().sum() for g in gradient.values()]).sum().sqrt()
 
 
-def brute_force(model: nn.Module, loss: Any, batch: Any, clip: float, units: list[int]) -> tuple[dict[str, Tensor], Tensor]:
+def brute_force(
+    model: nn.Module, loss: Any, batch: Any, clip: float, units: list[int]
+) -> tuple[dict[str, Tensor], Tensor]:
     gradients = unit_gradients(model, loss, batch, units)
     norms = torch.stack([norm(g) for g in gradients])
     total = {n: torch.zeros_like(g) for n, g in gradients[0].items()}
@@ -69,13 +71,15 @@ def check(
     rows = next(t for t in _tensors(batch)).shape[0]
     labels = units if units is not None else list(range(rows))
     sizes = brute_force(model, loss, batch, 1.0, labels)[1]
-    engine = Engine(model, loss, microbatch=microbatch)
+    engine = Engine(model, loss, clip=1.0, microbatch=microbatch)
     result = None
     for clip in clips or (float(sizes.median()) or 1.0, float(sizes.max()) * 2 or 1.0):
         expected, norms = brute_force(model, loss, batch, clip, labels)
-        result = engine.clipped_sum(batch, clip=clip, units=units)
+        result = engine(batch, clip=clip, units=units)
         assert_close(result.sum, expected, tolerance)
-        assert torch.allclose(result.private.norms, norms.double(), rtol=max(tolerance, 1e-10), atol=1e-30 + tolerance * 1e-3)
+        assert torch.allclose(
+            result.private.norms, norms.double(), rtol=max(tolerance, 1e-10), atol=1e-30 + tolerance * 1e-3
+        )
         assert result.bounds == {"gradient": clip}
     assert result is not None
     return result

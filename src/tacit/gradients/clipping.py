@@ -112,7 +112,9 @@ class PerLayer(Policy):
         for name in names:
             layers.setdefault(name.rpartition(".")[0] or name, []).append(name)
         if isinstance(self.bound, Mapping) and (missing := sorted(set(layers) - set(self.bound))):
-            raise ValueError(f"No clip bound for the layers {', '.join(missing)}: add one for each, or give one number for all.")
+            raise ValueError(
+                f"No clip bound for the layers {', '.join(missing)}: add one for each, or give one number for all."
+            )
         return {layer: tuple(members) for layer, members in layers.items()}
 
     def bounds(self, blocks: Blocks) -> dict[str, float]:

@@ -25,18 +25,21 @@ from tacit.gradients.watch import Slots, refuse_live_statistics
 class Engine:
     """Clipped gradient sums of one model under one loss, step after step.
 
-    `per_sample_loss(model, batch)` returns one loss per row. `microbatch` bounds the rows in memory at a time; the result
-    does not depend on it.
+    `per_sample_loss(model, batch)` returns one loss per row; `clip` is a number or a policy. `microbatch` bounds the rows in
+    memory at a time; the result does not depend on it. Call the engine with a batch to get its `ClippedSum`.
 
     Formal guarantee: each privacy unit adds to every block of the sum a vector of L2 norm at most the block's bound, for
     any values in the batch, provided that the model and the loss keep rows apart (checked once, on synthetic rows).
     """
 
-    def __init__(self, model: nn.Module, per_sample_loss: Loss, *, microbatch: int | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, per_sample_loss: Loss, *, clip: float | Policy, microbatch: int | None = None
+    ) -> None:
         if microbatch is not None and microbatch < 1:
             raise ValueError(f"microbatch must be at least 1 row, not {microbatch}.")
         self.model = model
         self.per_sample_loss = per_sample_loss
+        self.clip = as_policy(clip)
         self.microbatch = microbatch
         self._slots = Slots(model)
         self._plan = learning.blank_plan(model)
@@ -51,9 +54,12 @@ class Engine:
         if self._plan.learning:
             learning.learn(self._plan, self.model, self.per_sample_loss, self._slots, batch, self._watch)
 
-    def clipped_sum(self, batch: Any, *, clip: float | Policy, units: Any = None) -> ClippedSum:
-        """The sum over units of clip(mean gradient of the unit's rows); every row is a unit unless `units` labels them."""
-        policy = as_policy(clip)
+    def __call__(self, batch: Any, *, units: Any = None, clip: float | Policy | None = None) -> ClippedSum:
+        """The sum over units of clip(mean gradient of the unit's rows); every row is a unit unless `units` labels them.
+
+        `clip` replaces the engine's own for this step (a bound that follows the data).
+        """
+        policy = self.clip if clip is None else as_policy(clip)
         rows = count_rows(batch)
         grouped = _group(units, rows, next(leaves(batch)).device)
         self._refuse_changes()
@@ -90,7 +96,8 @@ class Engine:
             with torch.autocast(losses.device.type, enabled=False):
                 if losses.requires_grad:
                     torch.autograd.backward(losses, torch.ones_like(losses))
-                recorder.backward_done()
+                with torch.no_grad():
+                    recorder.backward_done()
         return recorder, losses.detach()
 
     def _add_large_unit(self, tally: Tally, batch: Any, part: Tensor, members: Tensor, rows: int) -> None:
@@ -148,9 +155,9 @@ def clipped_sum(
     engines = _ENGINES.setdefault(model, {})
     engine = engines.get(key)
     if engine is None or engine.outdated():
-        engine = engines[key] = Engine(model, per_sample_loss, microbatch=microbatch)
+        engine = engines[key] = Engine(model, per_sample_loss, clip=clip, microbatch=microbatch)
     engine.per_sample_loss = per_sample_loss
-    return engine.clipped_sum(batch, clip=clip, units=units)
+    return engine(batch, clip=clip, units=units)
 
 
 def _group(units: Any, rows: int, device: torch.device) -> Units:

@@ -60,9 +60,16 @@ class Probe:
         losses = self.losses(batch)
         if not losses.requires_grad:
             return losses.detach(), dict.fromkeys(self.parameters)
-        total = (losses * weights.to(losses)).sum()
-        found = torch.autograd.grad(total, list(self.parameters.values()), allow_unused=True)
-        return losses.detach(), dict(zip(self.parameters, found, strict=True))
+        kept = {n: p.grad for n, p in self.parameters.items()}
+        try:
+            for p in self.parameters.values():
+                p.grad = None
+            # Not autograd.grad, which one form of gradient checkpointing refuses.
+            torch.autograd.backward(losses, weights.to(losses))
+            return losses.detach(), {n: p.grad for n, p in self.parameters.items()}
+        finally:
+            for n, p in self.parameters.items():
+                p.grad = kept[n]
 
 
 @contextmanager

@@ -184,6 +184,8 @@ def join(pieces: Sequence[Piece], units: Units) -> Settled:
         return Factored(u, v, first.shape).settle(units)
     if isinstance(first, Lookup) and all(isinstance(p, Lookup) for p in pieces):
         looked = [p for p in pieces if isinstance(p, Lookup)]
-        return Lookup(torch.cat([p.ids for p in looked], 1), torch.cat([p.g for p in looked], 1), first.shape).settle(units)
+        return Lookup(torch.cat([p.ids for p in looked], 1), torch.cat([p.g for p in looked], 1), first.shape).settle(
+            units
+        )
     built = [(p.settle(units) if isinstance(p, PerRow) else p.build(units)).values for p in pieces]
     return PerUnit(torch.stack(built).sum(0))

@@ -22,7 +22,9 @@ class Misfit(Exception):
 class Plan:
     """What was learnt once, on synthetic rows, and holds for every batch."""
 
-    batch_dim: dict[str, int] = field(default_factory=dict)  # where the rows are, per parameter; 0 unless found otherwise
+    batch_dim: dict[str, int] = field(
+        default_factory=dict
+    )  # where the rows are, per parameter; 0 unless found otherwise
     enters: dict[tuple[Any, tuple[str, ...]], bool] = field(default_factory=dict)
     served: dict[str, str] = field(default_factory=dict)  # parameter -> rule
     constants: frozenset[int] = frozenset()  # storages of buffers and frozen parameters
@@ -96,6 +98,7 @@ class Recorder:
 
     def rows_first(self, handle: Handle, tensor: Tensor) -> Tensor:
         """(…rows…) -> (rows, rest of that dimension, …)."""
+        tensor = tensor.detach()  # what is kept must not keep the graph
         dim = self.plan.batch_dim.get(handle.names[0], 0)
         rows = self.units.rows
         if self.plan.learning and dim == 0 and tensor.shape[0] % rows and rows in tensor.shape[1:3]:

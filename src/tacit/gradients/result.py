@@ -72,7 +72,10 @@ class Tally:
 
     def add(self, settled: dict[str, Settled], units: Units, members: Tensor, losses: Tensor) -> None:
         """Clip and add the units of one pass; empties `settled` as it goes, to free memory."""
-        with torch.autocast(losses.device.type, enabled=False):  # sums in bfloat16 would break the bound
+        with (
+            torch.no_grad(),
+            torch.autocast(losses.device.type, enabled=False),
+        ):  # sums in bfloat16 would break the bound
             self._add(settled, units, members, losses)
 
     def _add(self, settled: dict[str, Settled], units: Units, members: Tensor, losses: Tensor) -> None:
@@ -99,7 +102,9 @@ class Tally:
             bounds |= self._extra_bounds
         for name, value in self._extra.items():
             if name in total:
-                raise ValueError(f"A parameter is called {name!r}, like a block of the clip policy: rename the parameter.")
+                raise ValueError(
+                    f"A parameter is called {name!r}, like a block of the clip policy: rename the parameter."
+                )
             total[name], blocks[name] = value, (name,)
         return ClippedSum(total, bounds, blocks, Private(self._norms, self._factors))
 

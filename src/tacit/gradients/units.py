@@ -40,7 +40,9 @@ class Units:
     @cached_property
     def trivial(self) -> bool:
         """Whether unit i is row i."""
-        return self.rows == self.count and bool((self.of_row == torch.arange(self.rows, device=self.of_row.device)).all())
+        return self.rows == self.count and bool(
+            (self.of_row == torch.arange(self.rows, device=self.of_row.device)).all()
+        )
 
     @property
     def rows(self) -> int:

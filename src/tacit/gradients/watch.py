@@ -23,7 +23,9 @@ class Slots:
     def __init__(self, model: nn.Module) -> None:
         self.parameters: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self.parameters:
-            raise ValueError("The model has no trainable parameter: call requires_grad_(True) on what should be trained.")
+            raise ValueError(
+                "The model has no trainable parameter: call requires_grad_(True) on what should be trained."
+            )
         names = {id(p): n for n, p in self.parameters.items()}
         self._places: list[tuple[dict[str, Any], str, str]] = []
         self._rewritten: list[tuple[nn.Module, Any]] = []

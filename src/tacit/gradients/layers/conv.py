@@ -52,7 +52,9 @@ class _Conv(torch.autograd.Function):
     """A row's gradient is sum_t g_t patch_t^T over output positions, group by group."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, geometry: Any, groups: int, use: Any, anchor: Tensor) -> Tensor:  # noqa: ARG004
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, geometry: Any, groups: int, use: Any, anchor: Tensor
+    ) -> Tensor:  # noqa: ARG004
         ctx.save_for_backward(x, w)
         ctx.geometry, ctx.groups, ctx.use = geometry, groups, use
         return _OP[w.dim() - 2](x, w, b, *geometry, groups)  # type: ignore[no-any-return, operator]

@@ -53,7 +53,13 @@ def _over_positions(recorder: Recorder, handle: Handle, values: Tensor, lead: in
 
 @rule(F.layer_norm, torch.layer_norm)
 def layer_norm(
-    recorder: Recorder, input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+    recorder: Recorder,
+    input: Any,
+    normalized_shape: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    *_: Any,
 ) -> Any:
     if isinstance(input, Handle):
         return NotImplemented

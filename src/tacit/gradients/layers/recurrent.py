@@ -13,7 +13,9 @@ from torch.nn.utils.rnn import PackedSequence
 def forward(module: nn.RNNBase, input: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
     """The same map as the module's own forward."""
     if isinstance(input, PackedSequence):
-        raise TypeError("A packed sequence hides which row a step belongs to: pad the sequences and mask the loss instead.")
+        raise TypeError(
+            "A packed sequence hides which row a step belongs to: pad the sequences and mask the loss instead."
+        )
     unbatched = input.dim() == 2
     if unbatched:
         x, hx = input[None], _each(hx, lambda h: h[:, None])
