@@ -99,7 +99,7 @@ def test_adaptive_quantile_finds_the_quantile() -> None:
 def test_policies_without_bounds(case) -> None:  # noqa: ANN001
     model, batch, gradients = case
     norms = [float(norm(g)) for g in gradients]
-    losses = Units_mean(loss(model, batch))
+    losses = mean_losses(loss(model, batch).detach())
     by_norm, by_loss = FilterByNorm(sorted(norms)[1] * 1.001), FilterByLoss(sorted(losses)[1] * 1.001)
     big, hard = [n > by_norm.threshold for n in norms], [v > by_loss.threshold for v in losses]
     cases: dict[Policy, list[bool]] = {
@@ -131,7 +131,7 @@ def test_bounds_are_positive_numbers(bad: float) -> None:
             policy(bad)
 
 
-def Units_mean(losses: Tensor) -> list[float]:  # noqa: N802
+def mean_losses(losses: Tensor) -> list[float]:
     return [
         float(torch.stack([v for v, u in zip(losses, UNITS, strict=True) if u == unit]).mean()) for unit in range(4)
     ]

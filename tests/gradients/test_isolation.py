@@ -131,8 +131,9 @@ def test_a_parameter_created_or_replaced_later_is_named() -> None:
 def test_the_check_leaves_no_trace() -> None:
     model = net(nn.Dropout(0.5))
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    rows = batch()
     state = torch.get_rng_state()
-    Engine(model, loss, clip=1.0).learn(batch())
+    Engine(model, loss, clip=1.0).learn(rows)
     assert torch.equal(state, torch.get_rng_state())
     for name, p in model.named_parameters():
         assert torch.equal(before[name], p)

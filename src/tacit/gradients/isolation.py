@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from tacit.gradients.batches import change
 
@@ -58,6 +59,8 @@ class Probe:
     def gradient(self, batch: Any, weights: Tensor) -> tuple[Tensor, dict[str, Tensor | None]]:
         """The losses and the gradient of their weighted sum; None for a parameter that the graph does not reach."""
         losses = self.losses(batch)
+        if losses.shape != weights.shape:
+            raise wrong_shape(losses.shape, len(weights))
         if not losses.requires_grad:
             return losses.detach(), dict.fromkeys(self.parameters)
         kept = {n: p.grad for n, p in self.parameters.items()}
@@ -77,16 +80,15 @@ def moved(model: nn.Module, parameters: dict[str, Tensor]) -> Iterator[None]:
     """Move the parameters a little (a zero-initialised LoRA or head hides what it multiplies) and put all back after."""
     kept = {n: p.detach().clone() for n, p in parameters.items()}
     buffers = {n: b.clone() for n, b in model.named_buffers()}
-    dropouts = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention | nn.RNNBase)]
-    rates = [m.dropout for m in dropouts]
+    rates = [(m, key, getattr(m, key)) for m in model.modules() for key in _dropout(m)]
     cpu = torch.get_rng_state()
     generator = torch.Generator().manual_seed(1)
     try:
         with torch.no_grad():
             for p in parameters.values():
                 p.add_(torch.randn(p.shape, generator=generator).to(p) * 0.02)
-        for module in dropouts:
-            module.dropout = 0.0
+        for module, key, _ in rates:
+            setattr(module, key, 0.0)
         yield
     finally:
         with torch.no_grad():
@@ -95,9 +97,16 @@ def moved(model: nn.Module, parameters: dict[str, Tensor]) -> Iterator[None]:
             for n, b in model.named_buffers():
                 if n in buffers and b.shape == buffers[n].shape:
                     b.copy_(buffers[n])
-        for module, rate in zip(dropouts, rates, strict=True):
-            module.dropout = rate
+        for module, key, rate in rates:
+            setattr(module, key, rate)
         torch.set_rng_state(cpu)
+
+
+def _dropout(module: nn.Module) -> tuple[str, ...]:
+    """The dropout rates of torch's own modules: the same seed drops other positions on another memory layout."""
+    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+        return ("dropout",)
+    return ("p",) if isinstance(module, _DropoutNd) else ()
 
 
 def check_rows_apart(probe: Probe, batch: Any, other: Any, rows: int) -> None:
@@ -110,8 +119,6 @@ def check_rows_apart(probe: Probe, batch: Any, other: Any, rows: int) -> None:
         results.append(probe.gradient(rows_given, weights))
         buffers.append({n: b.clone() for n, b in probe.model.named_buffers()})
     (losses, gradient), (losses_after, gradient_after) = results
-    if losses.shape != (rows,):
-        raise wrong_shape(losses.shape, rows)
     mixed = not close(losses[1:], losses_after[1:])
     for name, value in gradient.items():
         after = gradient_after[name]

@@ -81,7 +81,7 @@ class Units:
         """
         k = 1 if self.trivial else self.blocks
         if k is not None:
-            return [(None, tuple(_join(t.unflatten(0, (-1, k))) for t in tensors))]
+            return [(None, tuple(_join(split_rows(t, k)) for t in tensors))]
         return [(b.units, tuple(_join(t[b.rows]) for t in tensors)) for b in self.buckets]
 
     def mean(self, values: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class Units:
         if self.trivial:
             return values
         if self.blocks is not None:
-            return values.unflatten(0, (-1, self.blocks)).mean(1)
+            return split_rows(values, self.blocks).mean(1)
         total = values.new_zeros((self.count, *values.shape[1:])).index_add_(0, self.of_row, values)
         return total / self.sizes.to(values.dtype).reshape(-1, *[1] * (values.dim() - 1))
 
@@ -103,3 +103,8 @@ class Units:
 def _join(stacked: Tensor) -> Tensor:
     """(n, k, L, ...) -> (n, k * L, ...)."""
     return stacked.flatten(1, 2)
+
+
+def split_rows(values: Tensor, each: int) -> Tensor:
+    """(n * each, ...) -> (n, each, ...)."""
+    return values.reshape(-1, each, *values.shape[1:])
