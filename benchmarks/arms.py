@@ -207,6 +207,7 @@ def build(work: Work, arm: str, clip: float = 1.0, rows: int | None = None) -> S
 def one_by_one(work: Work) -> tuple[float, Sum]:
     """The slow, obvious answer: a backward pass per unit. The clip is the median norm, so that it bites for half."""
     problem = Problem(work, clip=1.0, rows=work.check_rows)
+    torch.set_num_threads(1)  # on work this small, two threads mostly wait for each other; `Problem` sets two again
     parameters = problem.parameters
     units = list(zip(*(column.split(work.unit_size) for column in problem.batch), strict=True))
 
