@@ -36,19 +36,19 @@ def per_row_by_vmap(recorder: Recorder, func: Any, args: Any, kwargs: Any, handl
     """A function without a rule: its output as usual, its parameters' gradients by vmap over rows in the backward."""
     name = getattr(func, "__name__", str(func))
     if recorder.plan.learning:
-        say_once(recorder, handles[0].names[0], name)
+        say_once(recorder, handles[0].target.names[0], name)
     for handle in handles:
         recorder.uses(handle, f"torch.func ({name})")
     value = func(*unwrapped(args), **unwrapped(kwargs))
     if not isinstance(value, Tensor) or value.dim() == 0:
-        raise Misfit(handles[0].names[0])
+        raise Misfit(handles[0].target.names[0])
     return _Watch.apply(value, lambda g: _report(recorder, func, args, kwargs, handles, g), recorder.anchor)  # type: ignore[no-untyped-call]
 
 
 def _report(recorder: Recorder, func: Any, args: Any, kwargs: Any, handles: list[Handle], g: Tensor) -> None:
     rows, size = recorder.units.rows, g.shape[0]
     if size % rows:
-        raise Misfit(handles[0].names[0])
+        raise Misfit(handles[0].target.names[0])
     flat: list[Tensor] = []  # the tensors with rows, each replaced by a slot in the arguments
 
     def collect(tree: Any) -> Any:
@@ -77,7 +77,7 @@ def _report(recorder: Recorder, func: Any, args: Any, kwargs: Any, handles: list
 
     found = torch.func.vmap(one, randomness="different")(flat, g.unflatten(0, (rows, -1)))
     for handle, grads in zip(handles, found, strict=True):
-        recorder.record(handle, PerRow(grads))
+        recorder.record(handle.target, PerRow(grads))
 
 
 class _Slot(int):

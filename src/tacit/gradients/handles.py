@@ -8,6 +8,7 @@ layer scale, a slice of a position embedding) or goes through the slow path of `
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,19 +33,27 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
     return register
 
 
+@dataclass(eq=False, slots=True)
+class Target:
+    """What a gradient is for: a parameter, or a value computed from parameters alone."""
+
+    names: tuple[str, ...]
+    shape: torch.Size
+    origin: Tensor | None = None  # for a computed value: the value with its graph back to the parameters
+
+
 class Handle(torch.Tensor):
-    """A trainable parameter, or something computed from parameters alone, under watch."""
+    """A target's value, under watch."""
 
     plain: Tensor
     recorder: Recorder
-    names: tuple[str, ...]
-    origin: Tensor | None  # for a computed value: the value with its graph back to the parameters
+    target: Target
 
     @classmethod
     def of(cls, value: Tensor, recorder: Recorder, names: tuple[str, ...], origin: Tensor | None = None) -> Handle:
         plain = value.detach()
-        handle: Handle = plain.as_subclass(cls)  # type: ignore[assignment]
-        handle.__dict__.update(plain=plain, recorder=recorder, names=names, origin=origin)
+        handle = plain.as_subclass(cls)
+        handle.__dict__.update(plain=plain, recorder=recorder, target=Target(names, plain.shape, origin))
         return handle
 
     @classmethod
@@ -65,7 +74,8 @@ class Handle(torch.Tensor):
 
 def graph_value(handle: Handle) -> Tensor:
     """The handle's value with its graph back to the parameters."""
-    return handle.recorder.leaf(handle.names[0]) if handle.origin is None else handle.origin
+    target = handle.target
+    return handle.recorder.leaf(target.names[0]) if target.origin is None else target.origin
 
 
 def plain(value: Any) -> Any:
@@ -103,7 +113,7 @@ def _handles(tree: Any) -> Iterator[Handle]:
 def _compute(func: Any, args: Any, kwargs: Any, handles: list[Handle]) -> Any:
     """Apply a function to parameters alone; what comes out is a handle again."""
     recorder = handles[0].recorder
-    names = tuple(dict.fromkeys(name for h in handles for name in h.names))
+    names = tuple(dict.fromkeys(name for h in handles for name in h.target.names))
 
     def wrap(result: Any) -> Any:
         if isinstance(result, Tensor) and result.requires_grad:

@@ -43,18 +43,19 @@ def ghost_square_norms(u: Tensor, v: Tensor) -> Tensor:
 
 def _ghost(u: Tensor, v: Tensor) -> Tensor:
     left, right = torch.bmm(u, u.mT), torch.bmm(v, v.mT)
-    found = _with_rounding(left, right, u.shape[2] + v.shape[2])
     largest = torch.maximum(left.diagonal(dim1=1, dim2=2).amax(1), right.diagonal(dim1=1, dim2=2).amax(1))
+    found = _with_rounding(left, right, u.shape[2] + v.shape[2])
     # A large factor next to one whose square underflows: the Gram matrices cannot tell, float64 can.
     return torch.where(largest < 1e20, found, torch.inf)
 
 
 def _with_rounding(left: Tensor, right: Tensor, width: int) -> Tensor:
-    n, length, _ = left.shape
-    total = torch.bmm(left.reshape(n, 1, -1), right.reshape(n, -1, 1)).reshape(n).double()
+    """The sum of products of two Gram matrices, rounded up; overwrites the first."""
+    length = left.shape[1]
     sizes = left.diagonal(dim1=1, dim2=2) * right.diagonal(dim1=1, dim2=2)
     most = sizes.double().sqrt_().sum(1).square_()
-    return total.clamp_(min=0) + torch.finfo(left.dtype).eps * (4 + (width + length) / 16) * most
+    total = left.mul_(right).sum((1, 2)).double()
+    return total.clamp_(min=0).add_(most, alpha=torch.finfo(left.dtype).eps * (4 + (width + length) / 16))
 
 
 def _scaled_ghost(u: Tensor, v: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.gradients.handles import Handle, tensors
+from tacit.gradients.handles import Handle, Target, tensors
 from tacit.gradients.pieces import PerUnit, Piece, Settled, join
 from tacit.gradients.units import Units
 
@@ -43,7 +43,7 @@ class Recorder:
         self.anchor = torch.zeros((), requires_grad=True)  # makes every watched output part of the graph
         self.settled: dict[str, Settled] = {}
         self._pieces: dict[str, list[Piece]] = defaultdict(list)
-        self._computed: list[tuple[Handle, Piece]] = []
+        self._computed: list[tuple[Target, Piece]] = []
         self._leaves: dict[str, Tensor] = {}
         self._uses: Counter[str] = Counter()
         self._forward = True
@@ -61,7 +61,7 @@ class Recorder:
 
     def enters(self, func: Any, args: Any, kwargs: Any, handles: list[Handle]) -> bool:
         """Whether here the parameter meets the rows of the batch (otherwise it is computed on alone)."""
-        key = (func, tuple(name for h in handles for name in h.names))
+        key = (func, tuple(name for h in handles for name in h.target.names))
         known = self.plan.enters.get(key)
         if known is None or self.plan.learning:
             known = any(self._has_rows(t) for t in tensors((args, kwargs)) if not isinstance(t, Handle))
@@ -69,16 +69,17 @@ class Recorder:
             self.plan.enters[key] = known
         return known
 
-    def uses(self, handle: Any, rule: str) -> Handle | None:
+    def uses(self, value: Any, rule: str) -> Target | None:
         """Note that a rule serves this argument; None if it is not a trainable one."""
-        if not isinstance(handle, Handle):
+        if not isinstance(value, Handle):
             return None
+        target = value.target
         if self._forward:
-            self._uses.update(handle.names)
+            self._uses.update(target.names)
         if self.plan.learning:
-            for name in handle.names:
+            for name in target.names:
                 self.plan.served.setdefault(name, rule)
-        return handle
+        return target
 
     def without_rule(self, func: Any, args: Any, kwargs: Any, handles: list[Handle]) -> Any:
         from tacit.gradients.fallback import per_row_by_vmap
@@ -96,23 +97,23 @@ class Recorder:
 
     # -- during the backward
 
-    def rows_first(self, handle: Handle, tensor: Tensor) -> Tensor:
+    def rows_first(self, target: Target, tensor: Tensor) -> Tensor:
         """(…rows…) -> (rows, rest of that dimension, …)."""
         tensor = tensor.detach()  # what is kept must not keep the graph
-        dim = self.plan.batch_dim.get(handle.names[0], 0)
+        dim = self.plan.batch_dim.get(target.names[0], 0)
         rows = self.units.rows
         if self.plan.learning and dim == 0 and tensor.shape[0] % rows and rows in tensor.shape[1:3]:
-            dim = self.plan.batch_dim[handle.names[0]] = 1 + tensor.shape[1:3].index(rows)
+            dim = self.plan.batch_dim[target.names[0]] = 1 + tensor.shape[1:3].index(rows)
         if dim >= tensor.dim() or tensor.shape[dim] % rows:
-            raise Misfit(handle.names[0])
+            raise Misfit(target.names[0])
         return tensor.movedim(dim, 0).unflatten(0, (rows, -1)) if dim else tensor.unflatten(0, (rows, -1))
 
-    def record(self, handle: Handle, piece: Piece) -> None:
+    def record(self, target: Target, piece: Piece) -> None:
         """Keep what one use of a parameter contributes, in its cheapest form."""
-        if handle.origin is not None:
-            self._computed.append((handle, piece))
+        if target.origin is not None:
+            self._computed.append((target, piece))
             return
-        name = handle.names[0]
+        name = target.names[0]
         if self._uses[name] == 1:
             self.settled[name] = piece.settle(self.units)
         else:
@@ -122,24 +123,24 @@ class Recorder:
 
     def backward_done(self) -> None:
         """Join the uses of each parameter."""
-        for handle, piece in self._computed:
-            self._pull_back(handle, piece)
+        for target, piece in self._computed:
+            self._pull_back(target, piece)
         for name, pieces in self._pieces.items():
             self.settled[name] = join(pieces, self.units)
         self._computed.clear()
         self._pieces.clear()
 
-    def _pull_back(self, handle: Handle, piece: Piece) -> None:
+    def _pull_back(self, target: Target, piece: Piece) -> None:
         """From the gradient of a computed value to those of its parameters, unit by unit."""
         built = piece.settle(self.units)
         values = built.build(self.units).values
-        assert handle.origin is not None
-        leaves = [self.leaf(name) for name in handle.names]
-        values = values.reshape(-1, *handle.origin.shape).to(handle.origin.dtype)
+        assert target.origin is not None
+        leaves = [self.leaf(name) for name in target.names]
+        values = values.reshape(-1, *target.origin.shape).to(target.origin.dtype)
         found = torch.autograd.grad(
-            handle.origin, leaves, values, retain_graph=True, allow_unused=True, is_grads_batched=True
+            target.origin, leaves, values, retain_graph=True, allow_unused=True, is_grads_batched=True
         )
-        for name, grad in zip(handle.names, found, strict=True):
+        for name, grad in zip(target.names, found, strict=True):
             if grad is not None:
                 self._pieces[name].append(PerUnit(grad))
 

@@ -13,7 +13,7 @@ from tacit.gradients.norms import square_norms
 from tacit.gradients.pieces import PerUnit, Settled
 from tacit.gradients.units import Units
 
-_SMALL = 1 << 14  # gradients per unit below this size are handled together
+_SMALL = 1 << 12  # gradients per unit below this size are handled together
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,7 +95,8 @@ class Tally:
         self.add({name: PerUnit(value[None]) for name, value in gradient.items()}, one, member, loss)
 
     def result(self) -> ClippedSum:
-        total = self._policy.finish({**self.zeros(), **self._total}, self._units)
+        complete = {n: self._total[n] if n in self._total else torch.zeros_like(v) for n, v in self._like.items()}
+        total = self._policy.finish(complete, self._units)
         bounds = self._policy.bounds(self._blocks)
         blocks = dict(self._blocks)
         if bounds:

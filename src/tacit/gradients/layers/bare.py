@@ -7,27 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.gradients.handles import Handle, plain, rule
+from tacit.gradients.handles import Handle, Target, plain, rule
 from tacit.gradients.pieces import PerRow
-from tacit.gradients.recorder import EXPANDING, Recorder
+from tacit.gradients.recorder import EXPANDING, Misfit, Recorder
 
 
-def reduce_rows(recorder: Recorder, handle: Handle, g: Tensor) -> Tensor:
+def reduce_rows(recorder: Recorder, target: Target, g: Tensor) -> Tensor:
     """Undo broadcasting within each row: (…rows…) -> (rows, *shape of the parameter)."""
-    shape = plain(handle).shape
-    dim = recorder.plan.batch_dim.get(handle.names[0], 0)
+    shape = target.shape
+    dim = recorder.plan.batch_dim.get(target.names[0], 0)
     missing = g.dim() - len(shape)
     if dim >= missing and shape[dim - missing] != 1:
-        raise_misfit(handle)
+        raise Misfit(target.names[0])
     summed = [d for d in range(g.dim()) if d != dim and (d < missing or (shape[d - missing] == 1 and g.shape[d] != 1))]
-    rows = recorder.rows_first(handle, g.sum(summed, keepdim=True) if summed else g)
+    rows = recorder.rows_first(target, g.sum(summed, keepdim=True) if summed else g)
     return rows.sum(1).reshape(recorder.units.rows, *shape) if rows.shape[1] != 1 else rows.reshape(-1, *shape)
-
-
-def raise_misfit(handle: Handle) -> None:
-    from tacit.gradients.recorder import Misfit
-
-    raise Misfit(handle.names[0])
 
 
 class _Add(torch.autograd.Function):
@@ -41,8 +35,8 @@ class _Add(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (g,) = grads
-        recorder, handle = ctx.use
-        recorder.record(handle, PerRow(reduce_rows(recorder, handle, g)))
+        recorder, target = ctx.use
+        recorder.record(target, PerRow(reduce_rows(recorder, target, g)))
         shape, dtype = ctx.like
         return (g.sum_to_size(shape).to(dtype) if ctx.needs_input_grad[0] else None), None, None, None
 
@@ -59,9 +53,9 @@ class _Scale(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (g,) = grads
-        recorder, handle = ctx.use
+        recorder, target = ctx.use
         x, p = ctx.saved_tensors
-        recorder.record(handle, PerRow(reduce_rows(recorder, handle, g * x)))
+        recorder.record(target, PerRow(reduce_rows(recorder, target, g * x)))
         return ((g * p).sum_to_size(x.shape).to(x.dtype) if ctx.needs_input_grad[0] else None), None, None, None
 
 
@@ -76,8 +70,8 @@ class _Expand(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (g,) = grads
-        recorder, handle = ctx.use
-        recorder.record(handle, PerRow(reduce_rows(recorder, handle, g)))
+        recorder, target = ctx.use
+        recorder.record(target, PerRow(reduce_rows(recorder, target, g)))
         return None, None, None
 
 

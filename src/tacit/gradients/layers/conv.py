@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tacit.gradients.handles import Handle, plain, rule
+from tacit.gradients.handles import Handle, Target, plain, rule
 from tacit.gradients.layers.linear import autocast
 from tacit.gradients.pieces import Factored, PerRow, Piece, wide
 from tacit.gradients.recorder import Misfit, Recorder
@@ -76,10 +76,10 @@ class _Conv(torch.autograd.Function):
 
 
 def _weight_piece(
-    recorder: Recorder, handle: Handle, x: Tensor, g: Tensor, shape: torch.Size, geometry: Any, groups: int
+    recorder: Recorder, target: Target, x: Tensor, g: Tensor, shape: torch.Size, geometry: Any, groups: int
 ) -> Piece:
-    if recorder.plan.batch_dim.get(handle.names[0], 0) or x.shape[0] % recorder.units.rows:
-        raise Misfit(handle.names[0])
+    if recorder.plan.batch_dim.get(target.names[0], 0) or x.shape[0] % recorder.units.rows:
+        raise Misfit(target.names[0])
     fold = x.shape[0] // recorder.units.rows
     if groups == 1 and _prefer_factors(shape, g, recorder.units, fold):
         v = patches(x, shape[2:], *geometry)

@@ -26,12 +26,12 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (g,) = grads
         (ids,) = ctx.saved_tensors
-        recorder, handle = ctx.use
-        rows, lines = recorder.rows_first(handle, ids).flatten(1), recorder.rows_first(handle, g)
+        recorder, target = ctx.use
+        rows, lines = recorder.rows_first(target, ids).flatten(1), recorder.rows_first(target, g)
         lines = lines.reshape(*rows.shape, -1)
         if ctx.padding >= 0:
             lines = lines.masked_fill((rows == ctx.padding)[..., None], 0)
-        recorder.record(handle, Lookup(rows, lines, ctx.shape))
+        recorder.record(target, Lookup(rows, lines, ctx.shape))
         return None, None, None, None, None
 
 
@@ -50,7 +50,7 @@ def embedding(
         return NotImplemented
     if max_norm is not None or scale_grad_by_freq:
         raise ValueError(
-            f"The embedding {weight.names[0]!r} uses max_norm or scale_grad_by_freq, by which one row changes another "
+            f"The embedding {weight.target.names[0]!r} uses max_norm or scale_grad_by_freq, by which one row changes another "
             f"row's gradient. Switch them off before training with privacy."
         )
     padding = -1 if padding_idx is None else padding_idx % plain(weight).shape[0]

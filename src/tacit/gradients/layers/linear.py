@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tacit.gradients.handles import Handle, plain, rule
+from tacit.gradients.handles import Handle, Target, plain, rule
 from tacit.gradients.pieces import Factored, PerRow
 from tacit.gradients.recorder import Recorder
 
 
-def positions(recorder: Recorder, handle: Handle, tensor: Tensor) -> Tensor:
+def positions(recorder: Recorder, target: Target, tensor: Tensor) -> Tensor:
     """(…rows…, features) -> (rows, positions, features)."""
-    rows = recorder.rows_first(handle, tensor)
+    rows = recorder.rows_first(target, tensor)
     return rows if rows.dim() == 3 else rows.flatten(1, -2)
 
 
@@ -74,10 +74,10 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (g,) = grads
-        recorder, handle = ctx.use
+        recorder, target = ctx.use
         x, weight = ctx.saved_tensors
-        u, v = positions(recorder, handle, x), positions(recorder, handle, g)
-        recorder.record(handle, Factored(u, v, tuple(weight.shape)))
+        u, v = positions(recorder, target, x), positions(recorder, target, g)
+        recorder.record(target, Factored(u, v, tuple(weight.shape)))
         return (g @ weight.T if ctx.needs_input_grad[0] else None), None, None, None
 
 

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tacit.gradients.handles import Handle, plain, rule
+from tacit.gradients.handles import Handle, Target, plain, rule
 from tacit.gradients.layers.bare import add, scale
-from tacit.gradients.pieces import PerRow
+from tacit.gradients.pieces import PerRow, wide
 from tacit.gradients.recorder import Recorder
 
 
@@ -31,12 +31,8 @@ class _LayerNorm(torch.autograd.Function):
         (g,) = grads
         x, w, b, mean, rstd = ctx.saved_tensors
         recorder, on_weight, on_bias = ctx.use
-        lead = len(ctx.shape)
-        if on_weight is not None:
-            normal = (x - mean).mul_(rstd).mul_(g)
-            recorder.record(on_weight, PerRow(_over_positions(recorder, on_weight, normal, lead)))
-        if on_bias is not None:
-            recorder.record(on_bias, PerRow(_over_positions(recorder, on_bias, g, lead)))
+        if on_weight is not None or on_bias is not None:
+            _record(recorder, on_weight, on_bias, g, x, mean, rstd, len(ctx.shape))
         dx = None
         if ctx.needs_input_grad[0]:
             dx = torch.ops.aten.native_layer_norm_backward(
@@ -45,10 +41,32 @@ class _LayerNorm(torch.autograd.Function):
         return dx, None, None, None, None, None, None
 
 
-def _over_positions(recorder: Recorder, handle: Handle, values: Tensor, lead: int) -> Tensor:
-    rows = recorder.rows_first(handle, values)
-    dims = list(range(1, rows.dim() - lead))
-    return rows.sum(dims) if dims else rows
+def _record(
+    recorder: Recorder, on_weight: Target | None, on_bias: Target | None, g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, lead: int
+) -> None:
+    """Read off each row's gradient: sum_t g_t x_t r_t - sum_t g_t m_t r_t for the gain, sum_t g_t for the shift.
+
+    The sums over positions are small matrix products, which read the large tensors once.
+    """
+    target = on_weight or on_bias
+    assert target is not None
+    shape = x.shape[x.dim() - lead :]
+    g, x, mean, rstd = (wide(_flat(recorder, target, t, lead)) for t in (g, x, mean, rstd))
+    if on_weight is None:
+        recorder.record(target, PerRow(g.sum(1).reshape(-1, *shape)))
+        return
+    left = torch.stack([mean[..., 0] * rstd[..., 0], torch.ones_like(rstd[..., 0])], 1)
+    shifted = torch.bmm(left.to(g.dtype), g)
+    gain = torch.bmm(rstd.mT.to(g.dtype), g * x)[:, 0] - shifted[:, 0]
+    recorder.record(on_weight, PerRow(gain.reshape(-1, *shape)))
+    if on_bias is not None:
+        recorder.record(on_bias, PerRow(shifted[:, 1].reshape(-1, *shape)))
+
+
+def _flat(recorder: Recorder, target: Target, t: Tensor, lead: int) -> Tensor:
+    """(…rows…, *normalised) -> (rows, positions, numbers)."""
+    rows = recorder.rows_first(target, t)
+    return rows.reshape(rows.shape[0], -1, t.shape[t.dim() - lead :].numel())
 
 
 @rule(F.layer_norm, torch.layer_norm)
