@@ -231,7 +231,7 @@ def _measure_peak(build: Build, rehearsal: Build, limit: int, sender: Connection
         sender.send(explain(error, limit))
 
 
-def peak_of(step: Step, limit: int, repeats: int = 3) -> int:
+def peak_of(step: Step, limit: int, repeats: int = 2) -> int:
     """Growth of the resident set's high-water mark over a few steps in this process, which may grow by `limit`."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
