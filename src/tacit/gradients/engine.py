@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,9 @@ from tacit.gradients.recorder import Recorder
 from tacit.gradients.result import ClippedSum, Tally
 from tacit.gradients.units import Units
 from tacit.gradients.watch import Slots, refuse_live_statistics
+
+
+_KEPT = 192 * 2**20  # bytes of activations and output gradients that one pass keeps on a CPU
 
 
 class Engine:
@@ -63,18 +67,17 @@ class Engine:
         rows = count_rows(batch)
         grouped = _group(units, rows, next(leaves(batch)).device)
         self._refuse_changes()
-        refuse_live_statistics(self.model)
         tally = Tally(policy, {n: wide(p.detach()) for n, p in self._slots.parameters.items()}, grouped.count)
         if rows == 0:
             return tally.result()
         self.learn(batch)
-        for part, members in _parts(grouped, self.microbatch):
+        for part, members in _parts(grouped, self._rows_at_once(rows)):
             if self._plan.by_row:
                 self._add_row_by_row(tally, rows_of(batch, part, rows), part, members, grouped)
             elif self.microbatch is not None and part.numel() > self.microbatch:
                 self._add_large_unit(tally, batch, part, members, rows)
             else:
-                local = grouped if part.numel() == rows else Units.from_labels(grouped.of_row[part])
+                local = grouped if part.numel() == rows else grouped.part(part)
                 recorder, losses = self._watch(rows_of(batch, part, rows), local)
                 tally.add(recorder.settled, local, members, local.mean(losses))
         return tally.result()
@@ -83,6 +86,15 @@ class Engine:
         """Whether the model's trainable parameters are no longer those that the engine was made for."""
         current = {id(p) for p in self.model.parameters() if p.requires_grad}
         return current != {id(p) for p in self._slots.parameters.values()}
+
+    def _rows_at_once(self, rows: int) -> int:
+        """As the user says; else on a CPU so many that what is kept stays near the caches, which is faster as well."""
+        if self.microbatch is not None:
+            return self.microbatch
+        if self._plan.kept_per_row == 0 or next(iter(self._slots.parameters.values())).device.type != "cpu":
+            return rows
+        parts = math.ceil(rows * self._plan.kept_per_row / _KEPT)
+        return math.ceil(rows / max(parts, 1))
 
     def _watch(self, batch: Any, units: Units) -> tuple[Recorder, Tensor]:
         """One forward and one backward under watch."""
@@ -131,6 +143,7 @@ class Engine:
             return self.per_sample_loss(self.model, batch)
 
     def _refuse_changes(self) -> None:
+        refuse_live_statistics(self._slots.normalisers)
         if changed := self._slots.changed(self.model):
             raise ValueError(
                 f"{len(changed)} trainable parameters were created, replaced or unfrozen after the engine: "
@@ -171,17 +184,20 @@ def _group(units: Any, rows: int, device: torch.device) -> Units:
     return Units.from_labels(labels)
 
 
-def _parts(units: Units, microbatch: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+def _parts(units: Units, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows to take together and the units they are; a unit is never split over two parts."""
     everyone = torch.arange(units.count, device=units.of_row.device)
-    if microbatch is None or units.rows <= microbatch:
+    if units.trivial:
+        yield from zip(everyone.split(limit), everyone.split(limit), strict=True)  # type: ignore[no-untyped-call]
+        return
+    if units.rows <= limit:
         yield torch.arange(units.rows, device=everyone.device), everyone
         return
     order = torch.argsort(units.of_row, stable=True)
     ends = torch.cumsum(units.sizes, 0).tolist()
     start = first = 0
     for unit, end in enumerate(ends):
-        if end - start > microbatch and unit > first:
+        if end - start > limit and unit > first:
             previous = ends[unit - 1]
             yield order[start:previous], everyone[first:unit]
             start, first = previous, unit

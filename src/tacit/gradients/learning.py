@@ -63,7 +63,7 @@ def _find_path(
     for dim in range(3):
         plan.batch_dim.update(dict.fromkeys(wrong, dim))
         try:
-            found = _weighted(watch, batch, weights)
+            found = _weighted(plan, watch, batch, weights)
         except Misfit as misfit:
             wrong = [str(misfit.args[0])]
             if plan.batch_dim[wrong[0]] == dim:
@@ -75,10 +75,11 @@ def _find_path(
     return wrong
 
 
-def _weighted(watch: Watch, batch: Any, weights: Tensor) -> dict[str, Tensor]:
+def _weighted(plan: Plan, watch: Watch, batch: Any, weights: Tensor) -> dict[str, Tensor]:
     torch.manual_seed(0)
     units = Units.singletons(weights.numel(), weights.device)
     recorder, _ = watch(batch, units)
+    plan.kept_per_row = sum(piece.nbytes for piece in recorder.settled.values()) / units.rows
     return {name: piece.weighted_sum(weights.double(), units, None) for name, piece in recorder.settled.items()}
 
 

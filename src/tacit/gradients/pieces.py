@@ -46,6 +46,10 @@ class PerUnit:
 
     values: Tensor
 
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
     def settle(self, units: Units) -> PerUnit:  # noqa: ARG002
         return self
 
@@ -69,6 +73,10 @@ class Factored:
     u: Tensor
     v: Tensor
     shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return self.u.nbytes + self.v.nbytes
 
     def settle(self, units: Units) -> Factored | PerUnit:
         """Build each unit's gradient at once where that is cheaper than keeping the factors."""
@@ -148,6 +156,10 @@ class Lines:
     lines: Tensor
     values: Tensor
     shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
 
     def settle(self, units: Units) -> Lines:  # noqa: ARG002
         return self

@@ -29,6 +29,7 @@ class Plan:
     served: dict[str, str] = field(default_factory=dict)  # parameter -> rule
     constants: frozenset[int] = frozenset()  # storages of buffers and frozen parameters
     said: set[tuple[str, str]] = field(default_factory=set)  # which slow paths the user was told of
+    kept_per_row: float = 0.0  # bytes that the rules keep until the sum is formed
     by_row: bool = False  # nothing but plain autograd, row by row, serves this model
     learning: bool = True
 
@@ -99,14 +100,24 @@ class Recorder:
 
     def rows_first(self, target: Target, tensor: Tensor) -> Tensor:
         """(…rows…) -> (rows, rest of that dimension, …)."""
-        tensor = tensor.detach()  # what is kept must not keep the graph
-        dim = self.plan.batch_dim.get(target.names[0], 0)
+        self.learns_rows(target, tensor)
+        dim = self.plan.batch_dim[target.names[0]]
         rows = self.units.rows
-        if self.plan.learning and dim == 0 and tensor.shape[0] % rows and rows in tensor.shape[1:3]:
-            dim = self.plan.batch_dim[target.names[0]] = 1 + tensor.shape[1:3].index(rows)
         if dim >= tensor.dim() or tensor.shape[dim] % rows:
             raise Misfit(target.names[0])
-        return tensor.movedim(dim, 0).unflatten(0, (rows, -1)) if dim else tensor.unflatten(0, (rows, -1))
+        if dim:
+            tensor = tensor.movedim(dim, 0)
+        return tensor.reshape(rows, tensor.shape[0] // rows, *tensor.shape[1:])
+
+    def learns_rows(self, target: Target, tensor: Tensor) -> bool:
+        """While learning: find the dimension that the rows are in."""
+        if not self.plan.learning:
+            return False
+        name, rows = target.names[0], self.units.rows
+        dim = self.plan.batch_dim.setdefault(name, 0)
+        if dim == 0 and tensor.shape[0] % rows and rows in tensor.shape[1:3]:
+            self.plan.batch_dim[name] = 1 + tensor.shape[1:3].index(rows)
+        return True
 
     def record(self, target: Target, piece: Piece) -> None:
         """Keep what one use of a parameter contributes, in its cheapest form."""

@@ -37,6 +37,12 @@ class Units:
         _, of_row = torch.unique(labels, return_inverse=True)
         return cls(of_row, int(of_row.max()) + 1 if of_row.numel() else 0)
 
+    def part(self, rows: Tensor) -> Units:
+        """The units of some of the rows; none of them may have rows elsewhere."""
+        if self.trivial:
+            return Units.singletons(rows.numel(), rows.device)
+        return Units.from_labels(self.of_row[rows])
+
     @cached_property
     def trivial(self) -> bool:
         """Whether unit i is row i."""

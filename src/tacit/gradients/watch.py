@@ -35,12 +35,17 @@ class Slots:
             written_out = _written_out(module)
             if written_out and any(p.requires_grad for p in module.parameters()):
                 self._rewritten.append((module, written_out))
-        self._known = {id(p) for p in model.parameters()}
+        self.normalisers = [(n, m) for n, m in model.named_modules() if isinstance(m, _BatchNorm | _InstanceNorm)]
+        self._known = set(names)
 
     def changed(self, model: nn.Module) -> list[str]:
         """Trainable parameters that were created, replaced or made trainable since."""
-        known = {id(p) for p in self.parameters.values()}
-        return [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in known]
+        known = self._known
+        for module in model.modules():
+            for p in module._parameters.values():
+                if p is not None and p.requires_grad and id(p) not in known:
+                    return [n for n, q in model.named_parameters() if q.requires_grad and id(q) not in known]
+        return []
 
     @contextmanager
     def watched(self, recorder: Recorder) -> Iterator[None]:
@@ -67,9 +72,9 @@ def _written_out(module: nn.Module) -> Any:
     return recurrent.forward if forward in _RECURRENT else None
 
 
-def refuse_live_statistics(model: nn.Module) -> None:
+def refuse_live_statistics(normalisers: list[tuple[str, nn.Module]]) -> None:
     """Layers that compute statistics over the batch, or keep them, cannot be trained with privacy."""
-    for name, module in model.named_modules():
+    for name, module in normalisers:
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             raise ValueError(
                 f"The layer {name or 'model'!r} ({type(module).__name__}) is live: it normalises each row by the other rows of "

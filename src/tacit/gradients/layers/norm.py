@@ -50,23 +50,17 @@ def _record(
     """
     target = on_weight or on_bias
     assert target is not None
-    shape = x.shape[x.dim() - lead :]
-    g, x, mean, rstd = (wide(_flat(recorder, target, t, lead)) for t in (g, x, mean, rstd))
-    if on_weight is None:
-        recorder.record(target, PerRow(g.sum(1).reshape(-1, *shape)))
-        return
-    left = torch.stack([mean[..., 0] * rstd[..., 0], torch.ones_like(rstd[..., 0])], 1)
-    shifted = torch.bmm(left.to(g.dtype), g)
-    gain = torch.bmm(rstd.mT.to(g.dtype), g * x)[:, 0] - shifted[:, 0]
-    recorder.record(on_weight, PerRow(gain.reshape(-1, *shape)))
+    rows, shape = recorder.units.rows, x.shape[x.dim() - lead :]
+    if recorder.learns_rows(target, x) or recorder.plan.batch_dim[target.names[0]]:
+        g, x, mean, rstd = (recorder.rows_first(target, t) for t in (g, x, mean, rstd))
+    g, x = wide(g.reshape(rows, -1, shape.numel())), wide(x.reshape(rows, -1, shape.numel()))
+    if on_weight is not None:
+        scale = wide(rstd).reshape(rows, 1, -1).to(g.dtype)
+        shift = torch.bmm(scale * mean.reshape(rows, 1, -1), g)
+        gain = torch.baddbmm(shift, scale, g * x, beta=-1)
+        recorder.record(on_weight, PerRow(gain.reshape(rows, *shape)))
     if on_bias is not None:
-        recorder.record(on_bias, PerRow(shifted[:, 1].reshape(-1, *shape)))
-
-
-def _flat(recorder: Recorder, target: Target, t: Tensor, lead: int) -> Tensor:
-    """(…rows…, *normalised) -> (rows, positions, numbers)."""
-    rows = recorder.rows_first(target, t)
-    return rows.reshape(rows.shape[0], -1, t.shape[t.dim() - lead :].numel())
+        recorder.record(on_bias, PerRow(g.sum(1).reshape(rows, *shape)))
 
 
 @rule(F.layer_norm, torch.layer_norm)
