@@ -67,7 +67,7 @@ def check(
     microbatch: int | None = None,
     clips: tuple[float, ...] = (),
 ) -> ClippedSum:
-    """Compare an engine with brute force at a clip that binds for about half of the units, and at one that never binds."""
+    """Compare an engine with brute force at a clip that binds for half of the units, and at one that never binds."""
     rows = next(t for t in _tensors(batch)).shape[0]
     labels = units if units is not None else list(range(rows))
     sizes = brute_force(model, loss, batch, 1.0, labels)[1]

@@ -40,7 +40,7 @@ def weighted(gradients: list[dict[str, Tensor]], factors: list[float]) -> dict[s
     return {n: sum(f * g[n] for f, g in zip(factors, gradients, strict=True)) for n in gradients[0]}
 
 
-def test_automatic(case) -> None:  # noqa: ANN001
+def test_automatic(case) -> None:
     model, batch, gradients = case
     found = clipped_sum(model, loss, batch, clip=Automatic(0.5, stability=0.1), units=UNITS)
     assert_close(found.sum, weighted(gradients, [0.5 * (1 - 1e-5) / (float(norm(g)) + 0.1) for g in gradients]), 1e-10)
@@ -48,7 +48,7 @@ def test_automatic(case) -> None:  # noqa: ANN001
     assert found.blocks == {"gradient": ("0.weight", "0.bias", "2.weight", "2.bias")}
 
 
-def test_per_layer(case) -> None:  # noqa: ANN001
+def test_per_layer(case) -> None:
     model, batch, gradients = case
     found = clipped_sum(model, loss, batch, clip=PerLayer(0.2), units=UNITS)
     assert found.blocks == {"0": ("0.weight", "0.bias"), "2": ("2.weight", "2.bias")}
@@ -64,7 +64,7 @@ def test_per_layer(case) -> None:  # noqa: ANN001
 
 
 @pytest.mark.parametrize("microbatch", [None, 3])
-def test_adaptive_quantile(case, microbatch: int | None) -> None:  # noqa: ANN001
+def test_adaptive_quantile(case, microbatch: int | None) -> None:
     model, batch, gradients = case
     norms = sorted(float(norm(g)) for g in gradients)
     policy = AdaptiveQuantile((norms[2] + norms[3]) / 2, quantile=0.5, rate=0.2)
@@ -77,7 +77,7 @@ def test_adaptive_quantile(case, microbatch: int | None) -> None:  # noqa: ANN00
     assert (after.quantile, after.rate) == (0.5, 0.2)
 
 
-def test_adaptive_quantile_on_an_empty_batch_and_with_a_bad_row(case) -> None:  # noqa: ANN001
+def test_adaptive_quantile_on_an_empty_batch_and_with_a_bad_row(case) -> None:
     model, (x, y), _ = case
     empty = clipped_sum(model, loss, (x[:0], y[:0]), clip=AdaptiveQuantile(1.0))
     assert float(empty.sum["count"]) == 0.0
@@ -96,7 +96,7 @@ def test_adaptive_quantile_finds_the_quantile() -> None:
     assert 78 <= policy.bound <= 82
 
 
-def test_policies_without_bounds(case) -> None:  # noqa: ANN001
+def test_policies_without_bounds(case) -> None:
     model, batch, gradients = case
     norms = [float(norm(g)) for g in gradients]
     losses = mean_losses(loss(model, batch).detach())
@@ -114,7 +114,7 @@ def test_policies_without_bounds(case) -> None:  # noqa: ANN001
         assert_close(found.sum, weighted(gradients, [0.0 if d else 1.0 for d in dropped]), 1e-10)
 
 
-def test_batch_clip(case) -> None:  # noqa: ANN001
+def test_batch_clip(case) -> None:
     model, batch, gradients = case
     total = weighted(gradients, [1.0] * 4)
     mean = float(norm(total)) / 4

@@ -64,11 +64,11 @@ def test_in_batch_negatives_are_caught() -> None:
 def test_a_mixed_gradient_is_caught_where_the_losses_agree() -> None:
     class Swap(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: object, x: Tensor) -> Tensor:
+        def forward(_: object, x: Tensor) -> Tensor:
             return x.clone()
 
         @staticmethod
-        def backward(ctx: object, *grads: Tensor) -> Tensor:
+        def backward(_: object, *grads: Tensor) -> Tensor:
             return grads[0].flip(0)
 
     def swapped(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -29,8 +29,8 @@ def count_rows(batch: Any) -> int:
         raise ValueError("The batch holds no tensor with rows; give a tensor, or a tuple, list or mapping of tensors.")
     if len(sizes) > 1:
         raise ValueError(
-            f"The tensors of the batch disagree on the number of rows: {sorted(sizes)}. Each tensor needs one entry per "
-            f"row in its first dimension; put constants into the loss function instead."
+            f"The tensors of the batch disagree on the number of rows: {sorted(sizes)}. Each tensor needs one entry "
+            f"per row in its first dimension; put constants into the loss function instead."
         )
     return sizes.pop()
 

@@ -1,6 +1,7 @@
-"""Clip policies: from the norm of each unit's gradient to the factor that it is multiplied by. None of them draws noise.
+"""Clip policies: from the norm of each unit's gradient to the factor that it is multiplied by. None draws noise.
 
-A policy with bounds may be released with noise. One without (`bounds` empty) exists for comparisons and is refused there.
+What a policy with bounds clips may be released with noise. One without (`bounds` empty) exists for comparisons and is
+refused there.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ class Automatic(Policy):
 class PerLayer(Policy):
     """Clip the parameters of each layer on their own.
 
-    `bound` is the bound of the whole gradient: with n layers each gets bound / sqrt(n). A mapping from layer name to bound
-    sets them one by one.
+    `bound` is the bound of the whole gradient: with n layers each gets bound / sqrt(n). A mapping from layer name to
+    bound sets them one by one.
     """
 
     bound: float | Mapping[str, float]
@@ -131,8 +132,8 @@ class PerLayer(Policy):
 class AdaptiveQuantile(Flat):
     """Clip to a bound that follows a quantile of the norms (Andrew et al., 2021, algorithm 1).
 
-    The sum carries a block `count`: the sum over units of b - 1/2, where b says whether the unit was below the bound. It is
-    noised in the same call as the gradient; `updated` takes what came out.
+    The sum carries a block `count`: the sum over units of b - 1/2, where b says whether the unit was below the bound.
+    It is noised in the same call as the gradient; `updated` takes what came out.
     """
 
     quantile: float = 0.5
@@ -162,6 +163,7 @@ class Unbounded(Policy):
 
     def drops(self, norms: Mapping[str, Tensor], losses: Tensor) -> Tensor:
         """Which units are left out."""
+        del norms
         return torch.zeros_like(losses, dtype=torch.bool)
 
 

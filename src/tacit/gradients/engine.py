@@ -22,18 +22,17 @@ from tacit.gradients.result import ClippedSum, Tally
 from tacit.gradients.units import Units
 from tacit.gradients.watch import Slots, refuse_live_statistics
 
-
 _KEPT = 192 * 2**20  # bytes of activations and output gradients that one pass keeps on a CPU
 
 
 class Engine:
     """Clipped gradient sums of one model under one loss, step after step.
 
-    `per_sample_loss(model, batch)` returns one loss per row; `clip` is a number or a policy. `microbatch` bounds the rows in
-    memory at a time; the result does not depend on it. Call the engine with a batch to get its `ClippedSum`.
+    `per_sample_loss(model, batch)` returns one loss per row; `clip` is a number or a policy. `microbatch` bounds the
+    rows in memory at a time; the result does not depend on it. Call the engine with a batch to get its `ClippedSum`.
 
-    Formal guarantee: each privacy unit adds to every block of the sum a vector of L2 norm at most the block's bound, for
-    any values in the batch, provided that the model and the loss keep rows apart (checked once, on synthetic rows).
+    Formal guarantee: each privacy unit adds to every block of the sum a vector of L2 norm at most the block's bound,
+    for any values in the batch, provided that the model and the loss keep rows apart (checked once, on synthetic rows).
     """
 
     def __init__(
@@ -117,7 +116,7 @@ class Engine:
         assert self.microbatch is not None
         total = tally.zeros()
         losses = []
-        for chunk in part.split(self.microbatch):
+        for chunk in torch.split(part, self.microbatch):
             local = Units(torch.zeros_like(chunk), 1)
             recorder, loss = self._watch(rows_of(batch, chunk, rows), local)
             share = torch.full((1,), chunk.numel() / part.numel(), dtype=torch.float64, device=loss.device)
@@ -147,7 +146,8 @@ class Engine:
         if changed := self._slots.changed(self.model):
             raise ValueError(
                 f"{len(changed)} trainable parameters were created, replaced or unfrozen after the engine: "
-                f"{', '.join(changed[:10])}{', …' if len(changed) > 10 else ''}. Make a new Engine once the model is complete."
+                f"{', '.join(changed[:10])}{', …' if len(changed) > 10 else ''}. Make a new Engine once the model is "
+                f"complete."
             )
 
 
@@ -163,7 +163,7 @@ def clipped_sum(
     units: Any = None,
     microbatch: int | None = None,
 ) -> ClippedSum:
-    """The sum over privacy units of their clipped gradients, with its bounds; see `Engine`, which this makes and remembers."""
+    """The sum over privacy units of their clipped gradients; see `Engine`, which this makes and remembers."""
     key = (getattr(per_sample_loss, "__code__", per_sample_loss), microbatch)
     engines = _ENGINES.setdefault(model, {})
     engine = engines.get(key)
@@ -188,7 +188,7 @@ def _parts(units: Units, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows to take together and the units they are; a unit is never split over two parts."""
     everyone = torch.arange(units.count, device=units.of_row.device)
     if units.trivial:
-        yield from zip(everyone.split(limit), everyone.split(limit), strict=True)  # type: ignore[no-untyped-call]
+        yield from ((rows, rows) for rows in torch.split(everyone, limit))
         return
     if units.rows <= limit:
         yield torch.arange(units.rows, device=everyone.device), everyone

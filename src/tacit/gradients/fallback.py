@@ -22,7 +22,7 @@ class _Watch(torch.autograd.Function):
     """The identity, which reports its output gradient."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, report: Callable[[Tensor], None], anchor: Tensor) -> Tensor:  # noqa: ARG004
+    def forward(ctx: Any, value: Tensor, report: Callable[[Tensor], None], _: Tensor) -> Tensor:
         ctx.report = report
         return value.clone()
 
@@ -57,7 +57,7 @@ def _report(recorder: Recorder, func: Any, args: Any, kwargs: Any, handles: list
         if isinstance(tree, Tensor):
             if tree.dim() == 0 or tree.shape[0] != size:
                 return tree
-            flat.append(tree.detach().unflatten(0, (rows, -1)))
+            flat.append(tree.detach().reshape(rows, size // rows, *tree.shape[1:]))
             return _Slot(len(flat) - 1)
         if isinstance(tree, dict):
             return {key: collect(item) for key, item in tree.items()}
@@ -75,7 +75,7 @@ def _report(recorder: Recorder, func: Any, args: Any, kwargs: Any, handles: list
 
         return tuple(torch.func.vjp(apply, *(plain(h) for h in handles))[1](cotangent))
 
-    found = torch.func.vmap(one, randomness="different")(flat, g.unflatten(0, (rows, -1)))
+    found = torch.func.vmap(one, randomness="different")(flat, g.reshape(rows, size // rows, *g.shape[1:]))
     for handle, grads in zip(handles, found, strict=True):
         recorder.record(handle.target, PerRow(grads))
 

@@ -57,7 +57,7 @@ class Handle(torch.Tensor):
         return handle
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG003
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         handles = list(_handles((args, kwargs)))
         recorder: Recorder = handles[0].__dict__["recorder"]

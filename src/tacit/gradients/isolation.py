@@ -77,7 +77,7 @@ class Probe:
 
 @contextmanager
 def moved(model: nn.Module, parameters: dict[str, Tensor]) -> Iterator[None]:
-    """Move the parameters a little (a zero-initialised LoRA or head hides what it multiplies) and put all back after."""
+    """Move the parameters a little (a zero-initialised head hides what it multiplies) and put all back after."""
     kept = {n: p.detach().clone() for n, p in parameters.items()}
     buffers = {n: b.clone() for n, b in model.named_buffers()}
     rates = [(m, key, getattr(m, key)) for m in model.modules() for key in _dropout(m)]
@@ -126,18 +126,19 @@ def check_rows_apart(probe: Probe, batch: Any, other: Any, rows: int) -> None:
     if mixed:
         place = _first_mixing(probe, batch, changed, rows)
         raise ValueError(
-            f"Rows are mixed {place}: changing one row changed another row's loss or gradient, so clipping a row's gradient "
-            f"would not bound what that row can do. Remove what mixes rows (batch statistics, mixup, in-batch negatives), or "
-            f"make the rows that belong together one row."
+            f"Rows are mixed {place}: changing one row changed another row's loss or gradient, so clipping a row's "
+            f"gradient would not bound what that row can do. Remove what mixes rows (batch statistics, mixup, in-batch "
+            f"negatives), or make the rows that belong together one row."
         )
     for name, value in buffers[0].items():
         if name in buffers[1] and not close(value, buffers[1][name]):
             raise ValueError(
-                f"The buffer {name!r} changes with the rows that the model sees, without noise. Put its layer into eval mode."
+                f"The buffer {name!r} changes with the rows that the model sees, without noise. Put its layer into "
+                f"eval mode."
             )
 
 
-def check_reached(probe: Probe, gradient: dict[str, Tensor | None]) -> None:
+def check_reached(gradient: dict[str, Tensor | None]) -> None:
     missing = [name for name, value in gradient.items() if value is None]
     if missing:
         raise ValueError(

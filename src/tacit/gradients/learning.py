@@ -27,7 +27,7 @@ def blank_plan(model: nn.Module) -> Plan:
 
 
 def learn(plan: Plan, model: nn.Module, loss: Loss, slots: Slots, batch: Any, watch: Watch) -> None:
-    """Check that rows stay apart and that the loss reaches every parameter, then find a path that gives autograd's answer."""
+    """Check that rows stay apart and that the loss reaches everything, then find a path with autograd's answer."""
     probe = Probe(model, loss, slots.parameters)
     with moved(model, slots.parameters), torch.enable_grad():
         check_rows_apart(probe, synthetic(batch, 3, 0), synthetic(batch, 3, 1), 3)
@@ -36,7 +36,7 @@ def learn(plan: Plan, model: nn.Module, loss: Loss, slots: Slots, batch: Any, wa
             rows_given = synthetic(batch, rows, 0)
             weights = torch.tensor([(-1.0) ** i * (1 + i / 2) for i in range(rows)])
             _, truth = probe.gradient(rows_given, weights)
-            check_reached(probe, truth)
+            check_reached(truth)
             wrong = _find_path(plan, slots, rows_given, weights, truth, watch)
             if not wrong:
                 break
@@ -48,8 +48,8 @@ def learn(plan: Plan, model: nn.Module, loss: Loss, slots: Slots, batch: Any, wa
         plan.served = dict.fromkeys(slots.parameters, "autograd, row by row")
         layer = wrong[0].rpartition(".")[0] or wrong[0]
         warnings.warn(
-            f"The layer {layer!r} uses {wrong[0]!r} in a way that no fast rule covers; the gradients of the whole model are "
-            f"computed row by row: the same result, much slower.",
+            f"The layer {layer!r} uses {wrong[0]!r} in a way that no fast rule covers; the gradients of the whole "
+            f"model are computed row by row: the same result, much slower.",
             stacklevel=2,
         )
     plan.learning = False

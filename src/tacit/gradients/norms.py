@@ -26,8 +26,8 @@ def square_norms(values: Tensor) -> Tensor:
 def ghost_square_norms(u: Tensor, v: Tensor) -> Tensor:
     """Squared norm of sum_t u_t v_t^T for each n, from Gram matrices; u (n, L, m) and v (n, L, k).
 
-    Formal guarantee: not below the true value by more than a relative 1e-5. Gram sums can cancel, so the
-    worst case of their rounding, in units of S = sum_t |u_t| |v_t|, is added (Higham, Accuracy and Stability, section 3.1).
+    Formal guarantee: not below the true value by more than a relative 1e-5. Gram sums can cancel, so a bound of their
+    rounding, in units of S = sum_t |u_t| |v_t|, is added (Higham, Accuracy and Stability, section 3.1).
     """
     if u.dtype == torch.float64 and v.dtype == torch.float64:
         return _scaled_ghost(u, v)

@@ -68,7 +68,7 @@ class PerUnit:
 
 @dataclass
 class Factored:
-    """sum over positions of u_t v_t^T: u (rows, positions, m), v (rows, positions, n), for a weight of `shape` (m * n numbers)."""
+    """sum_t u_t v_t^T over positions: u (rows, positions, m) and v (rows, positions, n), for a weight of `shape`."""
 
     u: Tensor
     v: Tensor
@@ -186,7 +186,7 @@ Settled = PerUnit | Factored | Lines
 
 
 def join(pieces: Sequence[Piece], units: Units) -> Settled:
-    """The gradient of a parameter that was used several times: the sum of its uses, so that the norm is the joint one."""
+    """The gradient of a parameter used several times: the sum of its uses, so that the norm is the joint one."""
     first = pieces[0]
     if len(pieces) == 1:
         return first.settle(units)

@@ -14,7 +14,7 @@ from tacit.gradients.pieces import PerUnit, Piece, Settled, join
 from tacit.gradients.units import Units
 
 
-class Misfit(Exception):
+class Misfit(Exception):  # noqa: N818
     """A use of a parameter whose rows the engine cannot tell apart; the engine then takes the slow path."""
 
 

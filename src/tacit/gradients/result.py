@@ -65,7 +65,7 @@ class Tally:
         self._norms = torch.zeros(units, dtype=torch.float64, device=device)
         self._factors = torch.ones(units, dtype=torch.float64, device=device)
         self._units = units
-        self._note_extra({block: self._norms[:0] for block in self._blocks}, self._norms[:0] > 0)
+        self._note_extra(dict.fromkeys(self._blocks, self._norms[:0]), self._norms[:0] > 0)
 
     def zeros(self) -> dict[str, Tensor]:
         return {name: torch.zeros_like(value) for name, value in self._like.items()}
@@ -133,7 +133,7 @@ class Tally:
 
 
 class _Pack:
-    """The gradients of one block; the small ones side by side in one matrix, because many small sums cost more than one."""
+    """The gradients of one block; the small ones side by side in one matrix: one sum instead of many."""
 
     def __init__(self, names: tuple[str, ...], settled: dict[str, Settled], units: Units) -> None:
         self._units = units
@@ -160,6 +160,6 @@ class _Pack:
         if self._small is not None:
             flat = PerUnit(self._small).weighted_sum(factors, self._units, bad)
             sizes = [shape.numel() for shape in self._shapes.values()]
-            parts = zip(self._shapes.items(), flat.split(sizes), strict=True)
+            parts = zip(self._shapes.items(), torch.split(flat, sizes), strict=True)
             found += [(name, part.reshape(shape)) for (name, shape), part in parts]
         return found

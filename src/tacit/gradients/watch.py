@@ -35,7 +35,9 @@ class Slots:
             written_out = _written_out(module)
             if written_out and any(p.requires_grad for p in module.parameters()):
                 self._rewritten.append((module, written_out))
-        self.normalisers = [(n, m) for n, m in model.named_modules() if isinstance(m, _BatchNorm | _InstanceNorm)]
+        self.normalisers: list[tuple[str, nn.Module]] = [
+            (n, m) for n, m in model.named_modules() if isinstance(m, _BatchNorm | _InstanceNorm)
+        ]
         self._known = set(names)
 
     def changed(self, model: nn.Module) -> list[str]:
@@ -77,12 +79,12 @@ def refuse_live_statistics(normalisers: list[tuple[str, nn.Module]]) -> None:
     for name, module in normalisers:
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             raise ValueError(
-                f"The layer {name or 'model'!r} ({type(module).__name__}) is live: it normalises each row by the other rows of "
-                f"the batch, so no row's gradient is its own. Call .eval() on it to freeze its statistics, or replace it by "
-                f"GroupNorm or LayerNorm."
+                f"The layer {name or 'model'!r} ({type(module).__name__}) is live: it normalises each row by the other "
+                f"rows of the batch, so no row's gradient is its own. Call .eval() on it to freeze its statistics, or "
+                f"replace it by GroupNorm or LayerNorm."
             )
         if isinstance(module, _InstanceNorm) and module.training and module.running_mean is not None:
             raise ValueError(
-                f"The layer {name or 'model'!r} ({type(module).__name__}) keeps running statistics of the rows that it sees, "
-                f"without noise. Call .eval() on it, or build it with track_running_stats=False."
+                f"The layer {name or 'model'!r} ({type(module).__name__}) keeps running statistics of the rows that it "
+                f"sees, without noise. Call .eval() on it, or build it with track_running_stats=False."
             )

@@ -1,4 +1,4 @@
-"""`nn.MultiheadAttention`, which hides its projections inside one function: written out, so that the linear rule serves them."""
+"""`nn.MultiheadAttention` hides its projections inside one function: written out, the linear rule serves them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _project(module: nn.MultiheadAttention, same: bool, *inputs: Tensor) -> list
 
 
 def _split(t: Tensor, heads: int) -> Tensor:
-    return t.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return t.reshape(*t.shape[:2], heads, -1).transpose(1, 2)
 
 
 def _mask(attn: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor, causal: bool) -> Tensor | None:

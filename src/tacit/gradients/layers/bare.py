@@ -28,7 +28,7 @@ class _Add(torch.autograd.Function):
     """y = x + p; a row's gradient is its output gradient, summed over what was broadcast."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, p: Tensor, use: Any, anchor: Tensor) -> Tensor:  # noqa: ARG004
+    def forward(ctx: Any, x: Tensor, p: Tensor, use: Any, _: Tensor) -> Tensor:
         ctx.use, ctx.like = use, (x.shape, x.dtype)
         return x + p
 
@@ -45,7 +45,7 @@ class _Scale(torch.autograd.Function):
     """y = x * p; a row's gradient is g * x, summed over what was broadcast."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, p: Tensor, use: Any, anchor: Tensor) -> Tensor:  # noqa: ARG004
+    def forward(ctx: Any, x: Tensor, p: Tensor, use: Any, _: Tensor) -> Tensor:
         ctx.use = use
         ctx.save_for_backward(x, p)
         return x * p
@@ -63,7 +63,7 @@ class _Expand(torch.autograd.Function):
     """y = p, repeated for every row."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, use: Any, anchor: Tensor) -> Tensor:  # noqa: ARG004
+    def forward(ctx: Any, value: Tensor, use: Any, _: Tensor) -> Tensor:
         ctx.use = use
         return value.clone()
 
@@ -104,7 +104,7 @@ def multiplication(recorder: Recorder, input: Any, other: Any) -> Any:
 
 
 @rule(torch.sub, torch.Tensor.sub, torch.Tensor.__sub__)
-def subtraction(recorder: Recorder, input: Any, other: Any, *, alpha: float = 1) -> Any:
+def subtraction(_: Recorder, input: Any, other: Any, *, alpha: float = 1) -> Any:
     pair = _pair(input, other)
     if pair is None or alpha != 1:
         return NotImplemented
@@ -112,7 +112,7 @@ def subtraction(recorder: Recorder, input: Any, other: Any, *, alpha: float = 1)
 
 
 @rule(torch.div, torch.Tensor.div, torch.Tensor.__truediv__, torch.true_divide)
-def division(recorder: Recorder, input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:  # noqa: ARG001
+def division(_: Recorder, input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
     if rounding_mode is not None or not isinstance(other, Handle) or isinstance(input, Handle):
         return NotImplemented
     return input * other.reciprocal()

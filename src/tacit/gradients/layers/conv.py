@@ -13,9 +13,9 @@ from tacit.gradients.handles import Handle, Target, plain, rule
 from tacit.gradients.layers.linear import autocast
 from tacit.gradients.pieces import Factored, PerRow, Piece, wide
 from tacit.gradients.recorder import Misfit, Recorder
-from tacit.gradients.units import Units
+from tacit.gradients.units import Units, split_rows
 
-_OP = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
+_OP: dict[int, Any] = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
 Numbers = tuple[int, ...]
 
 
@@ -45,7 +45,7 @@ def grouped(x: Tensor, g: Tensor, shape: torch.Size, geometry: Any, groups: int)
         rows * groups,
         [False, True, False],
     )[1]
-    return found.reshape(rows, *shape)
+    return torch.reshape(found, (rows, *shape))
 
 
 class _Conv(torch.autograd.Function):
@@ -53,11 +53,11 @@ class _Conv(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, geometry: Any, groups: int, use: Any, anchor: Tensor
-    ) -> Tensor:  # noqa: ARG004
+        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, geometry: Any, groups: int, use: Any, _: Tensor
+    ) -> Tensor:
         ctx.save_for_backward(x, w)
         ctx.geometry, ctx.groups, ctx.use = geometry, groups, use
-        return _OP[w.dim() - 2](x, w, b, *geometry, groups)  # type: ignore[no-any-return, operator]
+        return _OP[w.dim() - 2](x, w, b, *geometry, groups)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -86,7 +86,7 @@ def _weight_piece(
         u = g.flatten(2).mT
         return Factored(_unfold_rows(u, fold), _unfold_rows(v, fold), tuple(shape))
     rows = grouped(wide(x), wide(g), shape, geometry, groups)
-    return PerRow(rows.unflatten(0, (-1, fold)).sum(1) if fold > 1 else rows)
+    return PerRow(split_rows(rows, fold).sum(1) if fold > 1 else rows)
 
 
 def _prefer_factors(shape: torch.Size, g: Tensor, units: Units, fold: int) -> bool:
@@ -97,7 +97,7 @@ def _prefer_factors(shape: torch.Size, g: Tensor, units: Units, fold: int) -> bo
 
 
 def _unfold_rows(t: Tensor, fold: int) -> Tensor:
-    return t.unflatten(0, (-1, fold)).flatten(1, 2) if fold > 1 else t
+    return split_rows(t, fold).flatten(1, 2) if fold > 1 else t
 
 
 def _conv(dims: int) -> None:

@@ -17,7 +17,7 @@ class _Embedding(torch.autograd.Function):
     """y_t = W[ids_t]; a row's gradient adds g_t to line ids_t, except for the padding index."""
 
     @staticmethod
-    def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int, use: Any, anchor: Tensor) -> Tensor:  # noqa: ARG004
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int, use: Any, _: Tensor) -> Tensor:
         ctx.save_for_backward(ids)
         ctx.use, ctx.padding, ctx.shape = use, padding, tuple(weight.shape)
         return F.embedding(ids, weight)
@@ -50,8 +50,8 @@ def embedding(
         return NotImplemented
     if max_norm is not None or scale_grad_by_freq:
         raise ValueError(
-            f"The embedding {weight.target.names[0]!r} uses max_norm or scale_grad_by_freq, by which one row changes another "
-            f"row's gradient. Switch them off before training with privacy."
+            f"The embedding {weight.target.names[0]!r} uses max_norm or scale_grad_by_freq, by which one row changes "
+            f"another row's gradient. Switch them off before training with privacy."
         )
     padding = -1 if padding_idx is None else padding_idx % plain(weight).shape[0]
     use = (recorder, recorder.uses(weight, "embedding"))

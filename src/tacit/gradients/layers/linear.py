@@ -32,7 +32,7 @@ class _Linear(torch.autograd.Function):
     """y = x W^T + b; a row's gradient is sum_t g_t x_t^T for W and sum_t g_t for b."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, use: Any, anchor: Tensor) -> Tensor:  # noqa: ARG004
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, use: Any, _: Tensor) -> Tensor:
         ctx.use = use
         if use[1] is None:  # only the bias is trained: the inputs are not needed
             ctx.save_for_backward(weight)
@@ -66,7 +66,7 @@ class _Product(torch.autograd.Function):
     """y = x W for a matrix W; a row's gradient is sum_t x_t g_t^T."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, use: Any, anchor: Tensor) -> Tensor:  # noqa: ARG004
+    def forward(ctx: Any, x: Tensor, weight: Tensor, use: Any, _: Tensor) -> Tensor:
         ctx.use = use
         ctx.save_for_backward(x, weight)
         return x @ weight
@@ -90,7 +90,7 @@ def product(recorder: Recorder, input: Any, other: Any) -> Any:
 
 
 @rule(torch.addmm)
-def addmm(recorder: Recorder, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+def addmm(_: Recorder, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
     if beta != 1 or alpha != 1 or isinstance(mat1, Handle) or (isinstance(input, Handle) and plain(input).dim() != 1):
         return NotImplemented
     return torch.matmul(mat1, mat2) + input

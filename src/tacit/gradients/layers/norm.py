@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tacit.gradients.handles import Handle, Target, plain, rule
-from tacit.gradients.layers.bare import add, scale
 from tacit.gradients.pieces import PerRow, wide
 from tacit.gradients.recorder import Recorder
 
@@ -19,8 +18,8 @@ class _LayerNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, w: Tensor | None, b: Tensor | None, shape: Any, eps: float, use: Any, anchor: Tensor
-    ) -> Tensor:  # noqa: ARG004
+        ctx: Any, x: Tensor, w: Tensor | None, b: Tensor | None, shape: Any, eps: float, use: Any, _: Tensor
+    ) -> Tensor:
         y, mean, rstd = torch.native_layer_norm(x, shape, w, b, eps)
         ctx.save_for_backward(x, w, b, mean, rstd)
         ctx.shape, ctx.use = shape, use
@@ -42,7 +41,14 @@ class _LayerNorm(torch.autograd.Function):
 
 
 def _record(
-    recorder: Recorder, on_weight: Target | None, on_bias: Target | None, g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, lead: int
+    recorder: Recorder,
+    on_weight: Target | None,
+    on_bias: Target | None,
+    g: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    lead: int,
 ) -> None:
     """Read off each row's gradient: sum_t g_t x_t r_t - sum_t g_t m_t r_t for the gain, sum_t g_t for the shift.
 
@@ -81,41 +87,36 @@ def layer_norm(
     return _LayerNorm.apply(input, plain(weight), plain(bias), list(normalized_shape), eps, use, recorder.anchor)  # type: ignore[no-untyped-call]
 
 
-def affine(recorder: Recorder, x: Tensor, weight: Any, bias: Any, channels_first: bool) -> Any:
-    """x * weight + bias, the gain and shift along the last dimension or along the channels."""
-    shape = (-1, *[1] * (x.dim() - 2)) if channels_first else None
-    for value, apply in ((weight, scale), (bias, add)):
-        if value is None:
-            continue
-        shaped = value.reshape(shape) if shape is not None and len(shape) > 1 else value
-        if isinstance(shaped, Handle):
-            x = apply(recorder, x, shaped)
-        else:
-            x = x * shaped if apply is scale else x + shaped
+def affine(x: Tensor, weight: Any, bias: Any, channels_first: bool) -> Any:
+    """x * weight + bias along the channels or the last dimensions; the rules for scaling and addition do the rest."""
+    if weight is not None:
+        x = x * (weight.reshape(-1, *[1] * (x.dim() - 2)) if channels_first else weight)
+    if bias is not None:
+        x = x + (bias.reshape(-1, *[1] * (x.dim() - 2)) if channels_first else bias)
     return x
 
 
 @rule(F.group_norm, torch.group_norm)
 def group_norm(
-    recorder: Recorder, input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+    _recorder: Recorder, input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Any:
     if isinstance(input, Handle):
         return NotImplemented
-    return affine(recorder, F.group_norm(input, num_groups, eps=eps), weight, bias, channels_first=True)
+    return affine(F.group_norm(input, num_groups, eps=eps), weight, bias, channels_first=True)
 
 
 @rule(F.rms_norm, torch.rms_norm)
 def rms_norm(
-    recorder: Recorder, input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None
+    _recorder: Recorder, input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None
 ) -> Any:
     if isinstance(input, Handle):
         return NotImplemented
-    return affine(recorder, F.rms_norm(input, list(normalized_shape), eps=eps), weight, None, channels_first=False)
+    return affine(F.rms_norm(input, list(normalized_shape), eps=eps), weight, None, channels_first=False)
 
 
 @rule(F.instance_norm)
 def instance_norm(
-    recorder: Recorder,
+    _recorder: Recorder,
     input: Any,
     running_mean: Any = None,
     running_var: Any = None,
@@ -128,12 +129,12 @@ def instance_norm(
     if isinstance(input, Handle):
         return NotImplemented
     normal = F.instance_norm(input, running_mean, running_var, None, None, use_input_stats, momentum, eps)
-    return affine(recorder, normal, weight, bias, channels_first=True)
+    return affine(normal, weight, bias, channels_first=True)
 
 
 @rule(F.batch_norm, torch.batch_norm)
 def batch_norm(
-    recorder: Recorder,
+    _recorder: Recorder,
     input: Any,
     running_mean: Any,
     running_var: Any,
@@ -148,4 +149,4 @@ def batch_norm(
     if isinstance(input, Handle):
         return NotImplemented
     normal = F.batch_norm(input, running_mean, running_var, None, None, training, momentum, eps)
-    return affine(recorder, normal, weight, bias, channels_first=True)
+    return affine(normal, weight, bias, channels_first=True)
