@@ -23,6 +23,7 @@ from tacit.gradients.units import Units
 # What writing and reading back one number costs, in multiplications. It decides between building a unit's
 # gradient and the Gram matrices; the result is the same.
 TRAFFIC = 40
+_CHUNK = 1 << 20  # numbers scaled at a time
 
 
 def wide(values: Tensor) -> Tensor:
@@ -117,11 +118,15 @@ class Factored:
         if bad is not None:
             dropped = bad[units.of_row][:, None, None]
             u, v = u.masked_fill(dropped, 0), v.masked_fill(dropped, 0)
-        if u.shape[2] <= v.shape[2]:
-            u = u * per_row
-        else:
-            v = v * per_row
-        return (u.flatten(0, 1).T @ v.flatten(0, 1)).reshape(self.shape)
+        # In chunks, because a large scaled copy costs more to allocate than to compute.
+        step = max(1, _CHUNK // max(u.shape[1] * min(u.shape[2], v.shape[2]), 1))
+        total: Tensor | None = None
+        for us, vs, ws in zip(torch.split(u, step), torch.split(v, step), torch.split(per_row, step), strict=True):
+            us, vs = (us * ws, vs) if u.shape[2] <= v.shape[2] else (us, vs * ws)
+            left, right = us.flatten(0, 1).T, vs.flatten(0, 1)
+            total = left @ right if total is None else total.addmm_(left, right)
+        assert total is not None
+        return total.reshape(self.shape)
 
 
 @dataclass

@@ -146,7 +146,8 @@ class _Pack:
             elif piece is not None:
                 self._large[name] = piece
         self._shapes = {name: value.shape[1:] for name, value in small.items()}
-        self._small = torch.cat([v.reshape(units.count, -1) for v in small.values()], 1) if small else None
+        flat = [value.reshape(units.count, -1) for value in small.values()]
+        self._small = None if not flat else flat[0] if len(flat) == 1 else torch.cat(flat, 1)
         squares = [piece.square_norms(units) for piece in self._large.values()]
         if self._small is not None:
             squares.append(square_norms(self._small))

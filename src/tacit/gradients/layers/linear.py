@@ -49,7 +49,8 @@ class _Linear(torch.autograd.Function):
             u, v = positions(recorder, on_weight, g), positions(recorder, on_weight, saved[0])
             recorder.record(on_weight, Factored(u, v, tuple(weight.shape)))
         if on_bias is not None:
-            recorder.record(on_bias, PerRow(positions(recorder, on_bias, g).sum(1)))
+            rows = positions(recorder, on_bias, g)
+            recorder.record(on_bias, PerRow(rows.sum(1) if rows.shape[1] != 1 else rows[:, 0]))
         return (g @ weight if ctx.needs_input_grad[0] else None), None, None, None, None
 
 
