@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
+import io
+import weakref
 
 import pytest
 import torch
@@ -149,6 +152,20 @@ def test_the_one_call_form_follows_a_model_that_changes() -> None:
     clipped_sum(model, loss, rows, clip=1.0)
     model[3].requires_grad_(False)
     assert set(clipped_sum(model, loss, rows, clip=1.0).sum) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+
+
+def test_the_one_call_form_keeps_nothing_alive_and_stays_out_of_copies() -> None:
+    model = net()
+    clipped_sum(model, loss, batch(5), clip=1.0)
+    twin, rows = copy.deepcopy(model), batch(5)
+    assert_close(clipped_sum(twin, loss, rows, clip=1.0).sum, clipped_sum(model, loss, rows, clip=1.0).sum, 1e-12)
+    file = io.BytesIO()
+    torch.save(model, file)
+    assert b"tacit.gradients" not in file.getvalue()
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_forward_without_gradient_inside_the_loss() -> None:

@@ -114,6 +114,21 @@ def test_embedding(tokens: int, width: int, padding: int | None, units: list[int
     compare(nn.Embedding(7, width, padding_idx=padding), torch.randint(0, 7, (6, tokens)), units)
 
 
+class Positions(nn.Module):
+    def __init__(self, padding: int | None) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(9, 4, padding_idx=padding), nn.Linear(4, 2)
+        self.register_buffer("places", torch.arange(9)[None] % 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x + self.table(self.places[:, : x.shape[1]]))
+
+
+@pytest.mark.parametrize("padding", [None, 0, 2])
+def test_position_embedding_at_the_same_places_for_all_rows(padding: int | None) -> None:
+    compare(Positions(padding), torch.randn(6, 8, 4), [0, 0, 1, 1, 1, 2])
+
+
 class Attend(nn.Module):
     def __init__(self, cross: bool, weights: bool, **options: Any) -> None:
         super().__init__()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 
@@ -51,10 +50,12 @@ def change(batch: Any, by: Callable[[Tensor], Tensor]) -> Any:
 
 def rows_of(batch: Any, index: Tensor, rows: int) -> Any:
     """The chosen rows; neighbouring ones as views."""
-    if index.numel() == rows and bool((index == torch.arange(rows)).all()):
-        return batch
-    if index.numel() and bool((index == torch.arange(int(index[0]), int(index[0]) + index.numel())).all()):
-        first = int(index[0])
+    if index.numel() == 0:
+        return change(batch, lambda t: t[:0])
+    first, last = int(index[0]), int(index[-1])
+    if last - first + 1 == index.numel() and bool((index.diff() == 1).all()):
+        if index.numel() == rows:
+            return batch
         return change(batch, lambda t: t[first : first + index.numel()])
     return change(batch, lambda t: t[index.to(t.device)])
 

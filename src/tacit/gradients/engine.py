@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -151,7 +150,15 @@ class Engine:
             )
 
 
-_ENGINES: weakref.WeakKeyDictionary[nn.Module, dict[Any, Engine]] = weakref.WeakKeyDictionary()
+class _Remembered(dict[Any, Engine]):
+    """The engines of a model, kept on the model so that they go when it goes; copies and files do not see them."""
+
+    def __deepcopy__(self, memo: Any) -> _Remembered:
+        del memo
+        return _Remembered()
+
+    def __reduce__(self) -> tuple[type[dict[Any, Any]], tuple[()]]:
+        return dict, ()
 
 
 def clipped_sum(
@@ -164,8 +171,9 @@ def clipped_sum(
     microbatch: int | None = None,
 ) -> ClippedSum:
     """The sum over privacy units of their clipped gradients; see `Engine`, which this makes and remembers."""
-    key = (getattr(per_sample_loss, "__code__", per_sample_loss), microbatch)
-    engines = _ENGINES.setdefault(model, {})
+    # A lambda written in a training loop is a new function at each step, but the same code.
+    key = (getattr(per_sample_loss, "__code__", type(per_sample_loss)), microbatch)
+    engines: _Remembered = model.__dict__.setdefault("_tacit_engines", _Remembered())
     engine = engines.get(key)
     if engine is None or engine.outdated():
         engine = engines[key] = Engine(model, per_sample_loss, clip=clip, microbatch=microbatch)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Target:
     names: tuple[str, ...]
     shape: torch.Size
     origin: Tensor | None = None  # for a computed value: the value with its graph back to the parameters
+    lines: Tensor | None = None  # for lines of a table that are the same for all rows (positions): which ones
 
 
 class Handle(torch.Tensor):
@@ -110,6 +112,17 @@ def _handles(tree: Any) -> Iterator[Handle]:
     return (t for t in tensors(tree) if isinstance(t, Handle))
 
 
+def _look_up(wrap: Callable[[Any], Any], func: Any, args: Any, kwargs: Any) -> Any:
+    """Lines of a table at fixed places, as position embeddings are: cheap to undo, if it is known which ones."""
+    found = wrap(func(*unwrapped(args, graph_value), **unwrapped(kwargs, graph_value)))
+    given = dict(zip(("input", "weight", "padding_idx", "max_norm"), args, strict=False)) | kwargs
+    table = given["weight"]
+    plain_table = isinstance(table, Handle) and table.target.origin is None and not isinstance(given["input"], Handle)
+    if plain_table and given.get("padding_idx") is None and given.get("max_norm") is None:
+        found.target.lines = given["input"]
+    return found
+
+
 def _compute(func: Any, args: Any, kwargs: Any, handles: list[Handle]) -> Any:
     """Apply a function to parameters alone; what comes out is a handle again."""
     recorder = handles[0].recorder
@@ -123,6 +136,8 @@ def _compute(func: Any, args: Any, kwargs: Any, handles: list[Handle]) -> Any:
         return result
 
     result = func(*unwrapped(args), **unwrapped(kwargs))
+    if func is F.embedding:
+        return _look_up(wrap, func, args, kwargs)
     if not any(t.is_floating_point() for t in tensors(result)):
         return result
     return wrap(func(*unwrapped(args, graph_value), **unwrapped(kwargs, graph_value)))

@@ -81,15 +81,16 @@ def moved(model: nn.Module, parameters: dict[str, Tensor]) -> Iterator[None]:
     kept = {n: p.detach().clone() for n, p in parameters.items()}
     buffers = {n: b.clone() for n, b in model.named_buffers()}
     rates = [(m, key, getattr(m, key)) for m in model.modules() for key in _dropout(m)]
-    cpu = torch.get_rng_state()
     generator = torch.Generator().manual_seed(1)
+    devices = {p.device.index for p in parameters.values() if p.is_cuda}
     try:
         with torch.no_grad():
             for p in parameters.values():
                 p.add_(torch.randn(p.shape, generator=generator).to(p) * 0.02)
         for module, key, _ in rates:
             setattr(module, key, 0.0)
-        yield
+        with torch.random.fork_rng(devices):
+            yield
     finally:
         with torch.no_grad():
             for n, p in parameters.items():
@@ -99,7 +100,6 @@ def moved(model: nn.Module, parameters: dict[str, Tensor]) -> Iterator[None]:
                     b.copy_(buffers[n])
         for module, key, rate in rates:
             setattr(module, key, rate)
-        torch.set_rng_state(cpu)
 
 
 def _dropout(module: nn.Module) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tacit.gradients.batches import leaves
 from tacit.gradients.isolation import Loss, Probe, check_reached, check_rows_apart, moved, synthetic
 from tacit.gradients.recorder import Misfit, Plan, Recorder
 from tacit.gradients.units import Units
@@ -29,12 +30,13 @@ def blank_plan(model: nn.Module) -> Plan:
 def learn(plan: Plan, model: nn.Module, loss: Loss, slots: Slots, batch: Any, watch: Watch) -> None:
     """Check that rows stay apart and that the loss reaches everything, then find a path with autograd's answer."""
     probe = Probe(model, loss, slots.parameters)
+    device = next(leaves(batch)).device
     with moved(model, slots.parameters), torch.enable_grad():
         check_rows_apart(probe, synthetic(batch, 3, 0), synthetic(batch, 3, 1), 3)
         wrong: list[str] = []
         for rows in _ROWS:
             rows_given = synthetic(batch, rows, 0)
-            weights = torch.tensor([(-1.0) ** i * (1 + i / 2) for i in range(rows)])
+            weights = torch.tensor([(-1.0) ** i * (1 + i / 2) for i in range(rows)], device=device)
             _, truth = probe.gradient(rows_given, weights)
             check_reached(truth)
             wrong = _find_path(plan, slots, rows_given, weights, truth, watch)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tacit.gradients.handles import Handle, Target, tensors
-from tacit.gradients.pieces import PerUnit, Piece, Settled, join
+from tacit.gradients.pieces import Lookup, PerRow, PerUnit, Piece, Settled, join
 from tacit.gradients.units import Units
 
 
@@ -143,9 +143,11 @@ class Recorder:
 
     def _pull_back(self, target: Target, piece: Piece) -> None:
         """From the gradient of a computed value to those of its parameters, unit by unit."""
-        built = piece.settle(self.units)
-        values = built.build(self.units).values
         assert target.origin is not None
+        if target.lines is not None and isinstance(piece, PerRow):
+            self._pieces[target.names[0]].append(self._at_lines(target, target.lines, piece))
+            return
+        values = piece.settle(self.units).build(self.units).values
         leaves = [self.leaf(name) for name in target.names]
         values = values.reshape(-1, *target.origin.shape).to(target.origin.dtype)
         found = torch.autograd.grad(
@@ -154,6 +156,11 @@ class Recorder:
         for name, grad in zip(target.names, found, strict=True):
             if grad is not None:
                 self._pieces[name].append(PerUnit(grad))
+
+    def _at_lines(self, target: Target, lines: Tensor, piece: PerRow) -> Piece:
+        rows, table = self.units.rows, self.parameters[target.names[0]]
+        ids = lines.reshape(1, -1).expand(rows, -1)
+        return Lookup(ids, piece.values.reshape(rows, ids.shape[1], -1), tuple(table.shape))
 
 
 def _expands(func: Any, args: Any, kwargs: Any, handles: list[Handle], rows: int) -> bool:
