@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tacit.gradients.handles import Handle, Target, plain, rule
 from tacit.gradients.layers.linear import autocast
-from tacit.gradients.pieces import Factored, PerRow, Piece, wide
+from tacit.gradients.pieces import TRAFFIC, Factored, PerRow, Piece, wide
 from tacit.gradients.recorder import Misfit, Recorder
 from tacit.gradients.units import Units, split_rows
 
@@ -93,7 +93,7 @@ def _prefer_factors(shape: torch.Size, g: Tensor, units: Units, fold: int) -> bo
     """Whether the Gram matrices are cheaper than building each row's gradient."""
     length = g[0, 0].numel() * fold * units.rows / max(units.count, 1)
     m, n = shape[0], shape[1:].numel()
-    return 40 * m * n >= length * length * (m + n)
+    return TRAFFIC * m * n >= length * length * (m + n)
 
 
 def _unfold_rows(t: Tensor, fold: int) -> Tensor:
