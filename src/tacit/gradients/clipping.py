@@ -1,0 +1,226 @@
+"""Clip policies: from the norm of each unit's gradient to the factor that it is multiplied by. None draws noise.
+
+What a policy with bounds clips may be released with noise. One without (`bounds` empty) exists for comparisons and is
+refused there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Kept free below the bound for the rounding of the sum itself.
+MARGIN = 1e-5
+# A factor below this could not be represented in float32 with full precision: such a unit contributes nothing.
+SMALLEST_FACTOR = 1e-30
+
+Blocks = dict[str, tuple[str, ...]]
+
+
+def _positive(value: float, what: str) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{what} must be a positive number, not {value!r}.")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What every policy answers; the defaults are those of one block over all parameters."""
+
+    def blocks(self, names: tuple[str, ...]) -> Blocks:
+        """Which parameters are clipped together."""
+        return {"gradient": names}
+
+    def bounds(self, blocks: Blocks) -> dict[str, float]:
+        """The L2 bound of one unit's contribution to each block; empty if there is none."""
+        raise NotImplementedError
+
+    def factors(self, norms: Mapping[str, Tensor], losses: Tensor) -> dict[str, Tensor]:
+        """One factor per block and unit, from the norms (float64) and the mean loss of each unit."""
+        raise NotImplementedError
+
+    def extra(self, norms: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, float]]:
+        """Further sums that leave with the gradient: name -> (one number per unit, its bound)."""
+        del norms
+        return {}
+
+    def finish(self, total: dict[str, Tensor], units: int) -> dict[str, Tensor]:
+        """A last change of the whole sum; only for policies without bounds."""
+        del units
+        return total
+
+
+def shrink(norms: Tensor, bound: float) -> Tensor:
+    """min(1, bound (1 - margin) / norm)."""
+    factor = torch.clamp(bound * (1 - MARGIN) / norms, max=1.0)
+    return torch.where(factor < SMALLEST_FACTOR, 0.0, factor)
+
+
+@dataclass(frozen=True)
+class Flat(Policy):
+    """Clip the whole gradient of a unit to `bound` (Abadi et al., 2016)."""
+
+    bound: float
+
+    def __post_init__(self) -> None:
+        _positive(self.bound, "The clip bound")
+
+    def bounds(self, blocks: Blocks) -> dict[str, float]:
+        return dict.fromkeys(blocks, self.bound)
+
+    def factors(self, norms: Mapping[str, Tensor], losses: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
+        return {block: shrink(norm, self.bound) for block, norm in norms.items()}
+
+
+@dataclass(frozen=True)
+class Automatic(Policy):
+    """Normalise each unit's gradient to about `bound`: g * bound / (norm + stability) (Bu et al., 2023, eq. 4.1)."""
+
+    bound: float = 1.0
+    stability: float = 0.01
+
+    def __post_init__(self) -> None:
+        _positive(self.bound, "The clip bound")
+        _positive(self.stability, "The stability constant")
+
+    def bounds(self, blocks: Blocks) -> dict[str, float]:
+        return dict.fromkeys(blocks, self.bound)
+
+    def factors(self, norms: Mapping[str, Tensor], losses: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
+        factors = {block: self.bound * (1 - MARGIN) / (norm + self.stability) for block, norm in norms.items()}
+        return {block: torch.where(f < SMALLEST_FACTOR, 0.0, f) for block, f in factors.items()}
+
+
+@dataclass(frozen=True)
+class PerLayer(Policy):
+    """Clip the parameters of each layer on their own.
+
+    `bound` is the bound of the whole gradient: with n layers each gets bound / sqrt(n). A mapping from layer name to
+    bound sets them one by one.
+    """
+
+    bound: float | Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        for value in self.bound.values() if isinstance(self.bound, Mapping) else (self.bound,):
+            _positive(value, "A layer's clip bound")
+
+    def blocks(self, names: tuple[str, ...]) -> Blocks:
+        layers: dict[str, list[str]] = {}
+        for name in names:
+            layers.setdefault(name.rpartition(".")[0] or name, []).append(name)
+        if isinstance(self.bound, Mapping) and (missing := sorted(set(layers) - set(self.bound))):
+            raise ValueError(
+                f"No clip bound for the layers {', '.join(missing)}: add one for each, or give one number for all."
+            )
+        return {layer: tuple(members) for layer, members in layers.items()}
+
+    def bounds(self, blocks: Blocks) -> dict[str, float]:
+        if isinstance(self.bound, Mapping):
+            return {block: float(self.bound[block]) for block in blocks}
+        return dict.fromkeys(blocks, self.bound / math.sqrt(max(len(blocks), 1)))
+
+    def factors(self, norms: Mapping[str, Tensor], losses: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
+        bounds = self.bounds(dict.fromkeys(norms, ()))
+        return {block: shrink(norm, bounds[block]) for block, norm in norms.items()}
+
+
+@dataclass(frozen=True)
+class AdaptiveQuantile(Flat):
+    """Clip to a bound that follows a quantile of the norms (Andrew et al., 2021, algorithm 1).
+
+    The sum carries a block `count`: the sum over units of b - 1/2, where b says whether the unit was below the bound.
+    It is noised in the same call as the gradient; `updated` takes what came out.
+    """
+
+    quantile: float = 0.5
+    rate: float = 0.2
+
+    def extra(self, norms: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, float]]:
+        below = (norms["gradient"] <= self.bound).double()
+        return {"count": (below - 0.5, 0.5)}
+
+    def updated(self, count: float, units: float) -> AdaptiveQuantile:
+        """The policy of the next step, from the released count and the public (expected) number of units."""
+        share = min(max(count / units + 0.5, 0.0), 1.0)
+        bound = self.bound * math.exp(-self.rate * (share - self.quantile))
+        return AdaptiveQuantile(bound, self.quantile, self.rate)
+
+
+@dataclass(frozen=True)
+class Unbounded(Policy):
+    """Policies of the papers' ablations: no bound, hence never private."""
+
+    def bounds(self, blocks: Blocks) -> dict[str, float]:  # noqa: ARG002
+        return {}
+
+    def factors(self, norms: Mapping[str, Tensor], losses: Tensor) -> dict[str, Tensor]:
+        kept = torch.logical_not(self.drops(norms, losses)).double()
+        return dict.fromkeys(norms, kept)
+
+    def drops(self, norms: Mapping[str, Tensor], losses: Tensor) -> Tensor:
+        """Which units are left out."""
+        del norms
+        return torch.zeros_like(losses, dtype=torch.bool)
+
+
+@dataclass(frozen=True)
+class BatchClip(Unbounded):
+    """Scale the mean over units to norm at most `bound`. Not private."""
+
+    bound: float
+
+    def finish(self, total: dict[str, Tensor], units: int) -> dict[str, Tensor]:
+        norm = math.sqrt(sum(float(t.double().square().sum()) for t in total.values())) / max(units, 1)
+        factor = min(1.0, self.bound / norm) if norm else 1.0
+        return {name: t * factor for name, t in total.items()}
+
+
+class _Filter(Unbounded):
+    """A policy that leaves units out; filters combine on the sets that they leave out."""
+
+    def __and__(self, other: _Filter) -> FilterByBoth:
+        return FilterByBoth(self, other, "intersection")
+
+    def __or__(self, other: _Filter) -> FilterByBoth:
+        return FilterByBoth(self, other, "union")
+
+
+@dataclass(frozen=True)
+class FilterByNorm(_Filter):
+    """Leave out units whose gradient norm exceeds `threshold`. Not private."""
+
+    threshold: float
+
+    def drops(self, norms: Mapping[str, Tensor], losses: Tensor) -> Tensor:  # noqa: ARG002
+        return norms["gradient"] > self.threshold
+
+
+@dataclass(frozen=True)
+class FilterByLoss(_Filter):
+    """Leave out units whose mean loss exceeds `threshold`. Not private."""
+
+    threshold: float
+
+    def drops(self, norms: Mapping[str, Tensor], losses: Tensor) -> Tensor:  # noqa: ARG002
+        return losses > self.threshold
+
+
+@dataclass(frozen=True)
+class FilterByBoth(_Filter):
+    """Leave out what both filters leave out (`a & b`), or what either does (`a | b`). Not private."""
+
+    first: _Filter
+    second: _Filter
+    how: str
+
+    def drops(self, norms: Mapping[str, Tensor], losses: Tensor) -> Tensor:
+        a, b = self.first.drops(norms, losses), self.second.drops(norms, losses)
+        return a & b if self.how == "intersection" else a | b
+
+
+def as_policy(clip: float | Policy) -> Policy:
+    return clip if isinstance(clip, Policy) else Flat(float(clip))

@@ -1,0 +1,185 @@
+"""The recorder: collects, during one forward and one backward, what each parameter's rule saw."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.gradients.handles import Handle, Target, tensors
+from tacit.gradients.pieces import Lookup, PerRow, PerUnit, Piece, Settled, join
+from tacit.gradients.units import Units
+
+
+class Misfit(Exception):  # noqa: N818
+    """A use of a parameter whose rows the engine cannot tell apart; the engine then takes the slow path."""
+
+
+@dataclass
+class Plan:
+    """What was learnt once, on synthetic rows, and holds for every batch."""
+
+    batch_dim: dict[str, int] = field(
+        default_factory=dict
+    )  # where the rows are, per parameter; 0 unless found otherwise
+    enters: dict[tuple[Any, tuple[str, ...]], bool] = field(default_factory=dict)
+    served: dict[str, str] = field(default_factory=dict)  # parameter -> rule
+    constants: frozenset[int] = frozenset()  # storages of buffers and frozen parameters
+    said: set[tuple[str, str]] = field(default_factory=set)  # which slow paths the user was told of
+    kept_per_row: float = 0.0  # bytes that the rules keep until the sum is formed
+    by_row: bool = False  # nothing but plain autograd, row by row, serves this model
+    learning: bool = True
+
+
+class Recorder:
+    """Watches one pass. Rules call `record` from inside the backward."""
+
+    def __init__(self, parameters: dict[str, Tensor], units: Units, plan: Plan) -> None:
+        self.parameters = parameters
+        self.units = units
+        self.plan = plan
+        self.anchor = torch.zeros((), requires_grad=True)  # makes every watched output part of the graph
+        self.settled: dict[str, Settled] = {}
+        self._pieces: dict[str, list[Piece]] = defaultdict(list)
+        self._computed: list[tuple[Target, Piece]] = []
+        self._leaves: dict[str, Tensor] = {}
+        self._uses: Counter[str] = Counter()
+        self._forward = True
+
+    def handle(self, name: str) -> Handle:
+        return Handle.of(self.parameters[name], self, (name,))
+
+    def leaf(self, name: str) -> Tensor:
+        """A copy of the parameter that starts a graph, for what is computed from parameters alone."""
+        if name not in self._leaves:
+            self._leaves[name] = self.parameters[name].detach().requires_grad_()
+        return self._leaves[name]
+
+    # -- during the forward
+
+    def enters(self, func: Any, args: Any, kwargs: Any, handles: list[Handle]) -> bool:
+        """Whether here the parameter meets the rows of the batch (otherwise it is computed on alone)."""
+        key = (func, tuple(name for h in handles for name in h.target.names))
+        known = self.plan.enters.get(key)
+        if known is None or self.plan.learning:
+            known = any(self._has_rows(t) for t in tensors((args, kwargs)) if not isinstance(t, Handle))
+            known = known or _expands(func, args, kwargs, handles, self.units.rows)
+            self.plan.enters[key] = known
+        return known
+
+    def uses(self, value: Any, rule: str) -> Target | None:
+        """Note that a rule serves this argument; None if it is not a trainable one."""
+        if not isinstance(value, Handle):
+            return None
+        target = value.target
+        if self._forward:
+            self._uses.update(target.names)
+        if self.plan.learning:
+            for name in target.names:
+                self.plan.served.setdefault(name, rule)
+        return target
+
+    def without_rule(self, func: Any, args: Any, kwargs: Any, handles: list[Handle]) -> Any:
+        from tacit.gradients.fallback import per_row_by_vmap
+
+        return per_row_by_vmap(self, func, args, kwargs, handles)
+
+    def _has_rows(self, tensor: Tensor) -> bool:
+        if tensor.dim() == 0 or tensor.numel() == 0:
+            return False
+        fits = tensor.shape[0] % self.units.rows == 0 or self.units.rows in tensor.shape[1:2]
+        return fits and tensor.untyped_storage().data_ptr() not in self.plan.constants
+
+    def forward_done(self) -> None:
+        self._forward = False
+
+    # -- during the backward
+
+    def rows_first(self, target: Target, tensor: Tensor) -> Tensor:
+        """(…rows…) -> (rows, rest of that dimension, …)."""
+        self.learns_rows(target, tensor)
+        dim = self.plan.batch_dim[target.names[0]]
+        rows = self.units.rows
+        if dim >= tensor.dim() or tensor.shape[dim] % rows:
+            raise Misfit(target.names[0])
+        if dim:
+            tensor = tensor.movedim(dim, 0)
+        return tensor.reshape(rows, tensor.shape[0] // rows, *tensor.shape[1:])
+
+    def learns_rows(self, target: Target, tensor: Tensor) -> bool:
+        """While learning: find the dimension that the rows are in."""
+        if not self.plan.learning:
+            return False
+        name, rows = target.names[0], self.units.rows
+        dim = self.plan.batch_dim.setdefault(name, 0)
+        if dim == 0 and tensor.shape[0] % rows and rows in tensor.shape[1:3]:
+            self.plan.batch_dim[name] = 1 + tensor.shape[1:3].index(rows)
+        return True
+
+    def record(self, target: Target, piece: Piece) -> None:
+        """Keep what one use of a parameter contributes, in its cheapest form."""
+        if target.origin is not None:
+            self._computed.append((target, piece))
+            return
+        name = target.names[0]
+        if self._uses[name] == 1:
+            self.settled[name] = piece.settle(self.units)
+        else:
+            self._pieces[name].append(piece)
+
+    # -- afterwards
+
+    def backward_done(self) -> None:
+        """Join the uses of each parameter."""
+        for target, piece in self._computed:
+            self._pull_back(target, piece)
+        for name, pieces in self._pieces.items():
+            self.settled[name] = join(pieces, self.units)
+        self._computed.clear()
+        self._pieces.clear()
+
+    def _pull_back(self, target: Target, piece: Piece) -> None:
+        """From the gradient of a computed value to those of its parameters, unit by unit."""
+        assert target.origin is not None
+        if target.lines is not None and isinstance(piece, PerRow):
+            self._pieces[target.names[0]].append(self._at_lines(target, target.lines, piece))
+            return
+        values = piece.settle(self.units).build(self.units).values
+        leaves = [self.leaf(name) for name in target.names]
+        values = values.reshape(-1, *target.origin.shape).to(target.origin.dtype)
+        found = torch.autograd.grad(
+            target.origin, leaves, values, retain_graph=True, allow_unused=True, is_grads_batched=True
+        )
+        for name, grad in zip(target.names, found, strict=True):
+            if grad is not None:
+                self._pieces[name].append(PerUnit(grad))
+
+    def _at_lines(self, target: Target, lines: Tensor, piece: PerRow) -> Piece:
+        rows, table = self.units.rows, self.parameters[target.names[0]]
+        ids = lines.reshape(1, -1).expand(rows, -1)
+        return Lookup(ids, piece.values.reshape(rows, ids.shape[1], -1), tuple(table.shape))
+
+
+def _expands(func: Any, args: Any, kwargs: Any, handles: list[Handle], rows: int) -> bool:
+    """Whether the function repeats the parameter once per row (a class token)."""
+    if func not in EXPANDING:
+        return False
+    before = handles[0].plain
+    after = func(*[a.plain if isinstance(a, Handle) else a for a in args], **kwargs)
+    if after.shape[0] % rows:
+        return False
+    return bool(after.dim() > before.dim() or before.shape[0] == 1)
+
+
+EXPANDING = {
+    torch.Tensor.expand,
+    torch.Tensor.expand_as,
+    torch.Tensor.repeat,
+    torch.Tensor.broadcast_to,
+    torch.broadcast_to,
+    torch.Tensor.tile,
+    torch.tile,
+}

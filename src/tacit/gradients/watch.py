@@ -1,0 +1,90 @@
+"""Put handles in place of a model's trainable parameters for one pass, and take them out again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from tacit.gradients.layers import attention, recurrent
+from tacit.gradients.recorder import Recorder
+
+_RECURRENT = (nn.LSTM.forward, nn.GRU.forward, nn.RNN.forward)
+
+
+class Slots:
+    """Where the trainable parameters of a model live."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        if not self.parameters:
+            raise ValueError(
+                "The model has no trainable parameter: call requires_grad_(True) on what should be trained."
+            )
+        names = {id(p): n for n, p in self.parameters.items()}
+        self._places: list[tuple[dict[str, Any], str, str]] = []
+        self._rewritten: list[tuple[nn.Module, Any]] = []
+        for module in model.modules():
+            here = [(key, names[id(p)]) for key, p in module._parameters.items() if id(p) in names]
+            self._places += [(module._parameters, key, name) for key, name in here]
+            written_out = _written_out(module)
+            if written_out and any(p.requires_grad for p in module.parameters()):
+                self._rewritten.append((module, written_out))
+        self.normalisers: list[tuple[str, nn.Module]] = [
+            (n, m) for n, m in model.named_modules() if isinstance(m, _BatchNorm | _InstanceNorm)
+        ]
+        self._known = set(names)
+
+    def changed(self, model: nn.Module) -> list[str]:
+        """Trainable parameters that were created, replaced or made trainable since."""
+        known = self._known
+        for module in model.modules():
+            for p in module._parameters.values():
+                if p is not None and p.requires_grad and id(p) not in known:
+                    return [n for n, q in model.named_parameters() if q.requires_grad and id(q) not in known]
+        return []
+
+    @contextmanager
+    def watched(self, recorder: Recorder) -> Iterator[None]:
+        """While this lasts the model sees handles instead of its trainable parameters."""
+        handles = {name: recorder.handle(name) for name in self.parameters}
+        try:
+            for places, key, name in self._places:
+                places[key] = handles[name]
+            for module, forward in self._rewritten:
+                module.__dict__["forward"] = partial(forward, module)
+            yield
+        finally:
+            for places, key, name in self._places:
+                places[key] = self.parameters[name]
+            for module, _ in self._rewritten:
+                module.__dict__.pop("forward", None)
+
+
+def _written_out(module: nn.Module) -> Any:
+    """Our own forward for modules that hide their parameters from torch functions."""
+    forward = type(module).forward
+    if forward is nn.MultiheadAttention.forward and attention.supported(module):  # type: ignore[arg-type]
+        return attention.forward
+    return recurrent.forward if forward in _RECURRENT else None
+
+
+def refuse_live_statistics(normalisers: list[tuple[str, nn.Module]]) -> None:
+    """Layers that compute statistics over the batch, or keep them, cannot be trained with privacy."""
+    for name, module in normalisers:
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            raise ValueError(
+                f"The layer {name or 'model'!r} ({type(module).__name__}) is live: it normalises each row by the other "
+                f"rows of the batch, so no row's gradient is its own. Call .eval() on it to freeze its statistics, or "
+                f"replace it by GroupNorm or LayerNorm."
+            )
+        if isinstance(module, _InstanceNorm) and module.training and module.running_mean is not None:
+            raise ValueError(
+                f"The layer {name or 'model'!r} ({type(module).__name__}) keeps running statistics of the rows that it "
+                f"sees, without noise. Call .eval() on it, or build it with track_running_stats=False."
+            )

@@ -1,0 +1,190 @@
+"""Units, micro-batches, what a sum says of itself."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import assert_close, check
+from torch import Tensor, nn
+
+from tacit.gradients import Engine, clipped_sum
+from tacit.gradients.units import Units
+
+
+def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def batch(rows: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(rows, 4).double(), torch.randint(0, 3, (rows,))
+
+
+@given(
+    units=st.lists(st.integers(-(2**60), 2**60) | st.integers(0, 3), min_size=1, max_size=9),
+    microbatch=st.none() | st.integers(1, 9),
+)
+def test_units_and_micro_batches_of_any_size(units: list[int], microbatch: int | None) -> None:
+    check(net(), loss, batch(len(units)), units=units, microbatch=microbatch)
+
+
+@given(rows=st.integers(1, 9), microbatch=st.integers(1, 9))
+def test_micro_batches_without_units(rows: int, microbatch: int) -> None:
+    check(net(), loss, batch(rows), microbatch=microbatch)
+
+
+def test_the_order_of_rows_does_not_matter() -> None:
+    model, (x, y) = net(), batch(8)
+    units = torch.tensor([3, 3, -1, 7, 7, 7, 0, 0])
+    order = torch.randperm(8)
+    first = clipped_sum(model, loss, (x, y), clip=0.3, units=units)
+    second = clipped_sum(model, loss, (x[order], y[order]), clip=0.3, units=units[order], microbatch=4)
+    assert_close(second.sum, first.sum, 1e-12)
+    assert torch.allclose(first.private.norms, second.private.norms)
+
+
+@given(labels=st.lists(st.integers(-2, 2), min_size=1, max_size=8))
+def test_units_mean(labels: list[int]) -> None:
+    units = Units.from_labels(torch.tensor(labels))
+    values = torch.randn(len(labels), 2).double()
+    for position, label in enumerate(sorted(set(labels))):
+        mine = [i for i, other in enumerate(labels) if other == label]
+        assert torch.allclose(units.mean(values)[position], values[mine].mean(0))
+
+
+@pytest.mark.parametrize("microbatch", [None, 4])
+def test_an_empty_batch_gives_zero(microbatch: int | None) -> None:
+    model = net()
+    found = clipped_sum(model, loss, batch(0), clip=1.0, microbatch=microbatch)
+    assert found.bounds == {"gradient": 1.0}
+    assert {n: v.shape for n, v in found.sum.items()} == {n: p.shape for n, p in model.named_parameters()}
+    assert all(float(v.abs().sum()) == 0 for v in found.sum.values())
+    assert found.private.norms.numel() == 0
+    assert found.private.clipped == 0.0
+
+
+def test_batches_may_be_nested_and_change_size() -> None:
+    model = net()
+
+    def nested(model: nn.Module, batch: dict[str, object]) -> Tensor:
+        return loss(model, (batch["in"][0], batch["label"])) * batch["weight"]
+
+    engine = Engine(model, nested, clip=0.3)
+    for rows in (5, 2, 7):
+        x, y = batch(rows)
+        found = engine({"in": [x], "label": y, "weight": 2.0})
+        expected = clipped_sum(model, lambda m, b: loss(m, b) * 2.0, (x, y), clip=0.3)
+        assert_close(found.sum, expected.sum, 1e-12)
+
+
+def test_nothing_private_is_printed() -> None:
+    found = clipped_sum(net(), loss, batch(5), clip=0.3)
+    for text in (repr(found), str(found), repr(found.private), f"{found.private}"):
+        assert "tensor" not in text
+        assert not any(f"{float(norm):.3f}"[:5] in text for norm in found.private.norms)
+    assert "gradient" in repr(found)
+
+
+def test_what_the_curator_sees() -> None:
+    model, rows = net(), batch(5)
+    norms = clipped_sum(model, loss, rows, clip=1.0).private.norms
+    found = clipped_sum(model, loss, rows, clip=float(norms.sort().values[2:4].mean()))
+    assert found.private.clipped == pytest.approx(0.4)
+    assert found.private.nonfinite == 0
+
+
+@pytest.mark.parametrize(
+    ("units", "error"),
+    [
+        ([1, 2], "one label per row"),
+        ([[1]] * 5, "one label per row"),
+        ([0.5] * 5, "integer labels"),
+        ([True] * 5, "integer"),
+    ],
+)
+def test_labels_that_are_none(units: list[object], error: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=error):
+        clipped_sum(net(), loss, batch(5), clip=1.0, units=units)
+
+
+def test_a_ragged_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match="disagree on the number of rows"):
+        clipped_sum(net(), loss, (torch.randn(5, 4), torch.zeros(4, dtype=torch.long)), clip=1.0)
+
+
+def test_a_model_without_trainable_parameters_is_refused() -> None:
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        clipped_sum(net().requires_grad_(False), loss, batch(5), clip=1.0)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = net()
+    before = copy.deepcopy(model.state_dict())
+    clipped_sum(model, loss, batch(5), clip=1.0)
+    assert all(torch.equal(before[n], v) for n, v in model.state_dict().items())
+    assert all(p.grad is None and type(p) is nn.Parameter for p in model.parameters())
+    loss(model, batch(3)).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_the_model_is_left_as_it_was_when_the_loss_fails() -> None:
+    model = net()
+    engine = Engine(model, loss, clip=1.0)
+    engine.learn(batch(5))
+    with pytest.raises(IndexError):
+        engine((torch.randn(5, 4).double(), torch.full((5,), 9)))
+    assert all(type(p) is nn.Parameter for p in model.parameters())
+
+
+def test_the_one_call_form_follows_a_model_that_changes() -> None:
+    model, rows = net(), batch(5)
+    clipped_sum(model, loss, rows, clip=1.0)
+    model[3].requires_grad_(False)
+    assert set(clipped_sum(model, loss, rows, clip=1.0).sum) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+
+
+def test_the_one_call_form_keeps_nothing_alive_and_stays_out_of_copies() -> None:
+    model = net()
+    clipped_sum(model, loss, batch(5), clip=1.0)
+    twin, rows = copy.deepcopy(model), batch(5)
+    assert_close(clipped_sum(twin, loss, rows, clip=1.0).sum, clipped_sum(model, loss, rows, clip=1.0).sum, 1e-12)
+    file = io.BytesIO()
+    torch.save(model, file)
+    assert b"tacit.gradients" not in file.getvalue()
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_forward_without_gradient_inside_the_loss() -> None:
+    def two(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        with torch.no_grad():
+            weight = model(batch[0]).softmax(1).amax(1)
+        return loss(model, batch) * weight
+
+    check(net(), two, batch(6), units=[0, 0, 1, 1, 1, 2])
+
+
+def test_every_parameter_says_which_rule_serves_it() -> None:
+    engine = Engine(net(), loss, clip=1.0)
+    engine.learn(batch(5))
+    assert engine.served == {
+        "0.weight": "linear",
+        "0.bias": "linear",
+        "1.weight": "layer norm",
+        "1.bias": "layer norm",
+        "3.weight": "linear",
+        "3.bias": "linear",
+    }
