@@ -171,14 +171,26 @@ def clipped_sum(
     microbatch: int | None = None,
 ) -> ClippedSum:
     """The sum over privacy units of their clipped gradients; see `Engine`, which this makes and remembers."""
-    # A lambda written in a training loop is a new function at each step, but the same code.
-    key = (getattr(per_sample_loss, "__code__", type(per_sample_loss)), microbatch)
+    key = (*_same_loss(per_sample_loss), microbatch)
     engines: _Remembered = model.__dict__.setdefault("_tacit_engines", _Remembered())
     engine = engines.get(key)
     if engine is None or engine.outdated():
         engine = engines[key] = Engine(model, per_sample_loss, clip=clip, microbatch=microbatch)
     engine.per_sample_loss = per_sample_loss
     return engine(batch, clip=clip, units=units)
+
+
+def _same_loss(loss: Loss) -> tuple[Any, ...]:
+    """What tells losses apart: a lambda in a training loop is a new function at each step, but the same code.
+
+    Functions and modules that it closes over count, because they may be what mixes rows; data that it closes over do
+    not, because they change from step to step.
+    """
+    code = getattr(loss, "__code__", None)
+    if code is None:
+        return (loss,)
+    cells = [cell.cell_contents for cell in getattr(loss, "__closure__", None) or ()]
+    return code, *(value for value in cells if callable(value) and not isinstance(value, Tensor))
 
 
 def _group(units: Any, rows: int, device: torch.device) -> Units:

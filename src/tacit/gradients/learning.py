@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tacit.gradients.batches import leaves
 from tacit.gradients.isolation import Loss, Probe, check_reached, check_rows_apart, moved, synthetic
+from tacit.gradients.pieces import Factored, Settled
 from tacit.gradients.recorder import Misfit, Plan, Recorder
 from tacit.gradients.units import Units
 from tacit.gradients.watch import Slots
@@ -71,7 +72,7 @@ def _find_path(
             if plan.batch_dim[wrong[0]] == dim:
                 continue
             return wrong
-        wrong = [n for n, t in truth.items() if n not in found or t is None or not _agrees(found[n], t)]
+        wrong = [n for n, t in truth.items() if n not in found or t is None or not _agrees(found[n], t, plan.coarse)]
         if not wrong:
             return []
     return wrong
@@ -82,12 +83,21 @@ def _weighted(plan: Plan, watch: Watch, batch: Any, weights: Tensor) -> dict[str
     units = Units.singletons(weights.numel(), weights.device)
     recorder, _ = watch(batch, units)
     plan.kept_per_row = sum(piece.nbytes for piece in recorder.settled.values()) / units.rows
+    plan.coarse = any(_itemsize(piece) < 4 for piece in recorder.settled.values())
     return {name: piece.weighted_sum(weights.double(), units, None) for name, piece in recorder.settled.items()}
 
 
-def _agrees(found: Tensor, truth: Tensor) -> bool:
-    """The same up to the rounding of the model's arithmetic; a wrong path is wrong by much more."""
-    if not bool(torch.isfinite(truth).all()):
-        return True
-    gap = (found.double() - truth.double()).norm()
-    return bool(gap <= 0.1 * truth.double().norm() + 1e-6)
+def _itemsize(piece: Settled) -> int:
+    return piece.u.dtype.itemsize if isinstance(piece, Factored) else piece.values.dtype.itemsize
+
+
+def _agrees(found: Tensor, truth: Tensor, coarse: bool) -> bool:
+    """The same up to the rounding of the model's arithmetic (a tenth in bfloat16; a wrong path is wrong by much more).
+
+    What is not finite is not compared; if nothing is, the path was not seen to be right.
+    """
+    finite = torch.isfinite(truth) & torch.isfinite(found)
+    if truth.numel() and not bool(finite.any()):
+        return False
+    found, truth = found[finite].double(), truth[finite].double()
+    return bool((found - truth).norm() <= (0.1 if coarse else 1e-3) * truth.norm() + 1e-6)

@@ -14,7 +14,7 @@ from tacit.gradients.pieces import Lookup, PerRow, PerUnit, Piece, Settled, join
 from tacit.gradients.units import Units
 
 
-class Misfit(Exception):  # noqa: N818
+class Misfit(Exception):
     """A use of a parameter whose rows the engine cannot tell apart; the engine then takes the slow path."""
 
 
@@ -29,6 +29,7 @@ class Plan:
     served: dict[str, str] = field(default_factory=dict)  # parameter -> rule
     constants: frozenset[int] = frozenset()  # storages of buffers and frozen parameters
     said: set[tuple[str, str]] = field(default_factory=set)  # which slow paths the user was told of
+    coarse: bool = False  # whether the rules saw bfloat16 or float16
     kept_per_row: float = 0.0  # bytes that the rules keep until the sum is formed
     by_row: bool = False  # nothing but plain autograd, row by row, serves this model
     learning: bool = True

@@ -42,8 +42,10 @@ class Slots:
 
     def changed(self, model: nn.Module) -> list[str]:
         """Trainable parameters that were created, replaced or made trainable since."""
-        known = self._known
-        for module in model.modules():
+        known, stack = self._known, [model]  # at every step: a plain walk, several times faster than modules()
+        while stack:
+            module = stack.pop()
+            stack += [child for child in module._modules.values() if child is not None]
             for p in module._parameters.values():
                 if p is not None and p.requires_grad and id(p) not in known:
                     return [n for n, q in model.named_parameters() if q.requires_grad and id(q) not in known]

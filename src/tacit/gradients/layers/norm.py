@@ -60,13 +60,16 @@ def _record(
     if recorder.learns_rows(target, x) or recorder.plan.batch_dim[target.names[0]]:
         g, x, mean, rstd = (recorder.rows_first(target, t) for t in (g, x, mean, rstd))
     g, x = wide(g.reshape(rows, -1, shape.numel())), wide(x.reshape(rows, -1, shape.numel()))
-    if on_weight is not None:
-        scale = wide(rstd).reshape(rows, 1, -1).to(g.dtype)
-        shift = torch.bmm(scale * mean.reshape(rows, 1, -1), g)
-        gain = torch.baddbmm(shift, scale, g * x, beta=-1)
-        recorder.record(on_weight, PerRow(gain.reshape(rows, *shape)))
+    if on_weight is None:
+        recorder.record(target, PerRow(g.sum(1).reshape(rows, *shape)))
+        return
+    scale = wide(rstd).reshape(rows, 1, -1).to(g.dtype)
+    means = scale * mean.reshape(rows, 1, -1)
+    sums = torch.bmm(means if on_bias is None else torch.cat([means, torch.ones_like(means)], 1), g)
+    gain = torch.baddbmm(sums[:, :1], scale, g * x, beta=-1)
+    recorder.record(on_weight, PerRow(gain.reshape(rows, *shape)))
     if on_bias is not None:
-        recorder.record(on_bias, PerRow(g.sum(1).reshape(rows, *shape)))
+        recorder.record(on_bias, PerRow(sums[:, 1].reshape(rows, *shape)))
 
 
 @rule(F.layer_norm, torch.layer_norm)
