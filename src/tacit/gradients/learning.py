@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from tacit.gradients.batches import leaves
 from tacit.gradients.isolation import Loss, Probe, check_reached, check_rows_apart, moved, synthetic
-from tacit.gradients.pieces import Factored, Settled
 from tacit.gradients.recorder import Misfit, Plan, Recorder
 from tacit.gradients.units import Units
 from tacit.gradients.watch import Slots
@@ -83,12 +82,8 @@ def _weighted(plan: Plan, watch: Watch, batch: Any, weights: Tensor) -> dict[str
     units = Units.singletons(weights.numel(), weights.device)
     recorder, _ = watch(batch, units)
     plan.kept_per_row = sum(piece.nbytes for piece in recorder.settled.values()) / units.rows
-    plan.coarse = any(_itemsize(piece) < 4 for piece in recorder.settled.values())
-    return {name: piece.weighted_sum(weights.double(), units, None) for name, piece in recorder.settled.items()}
-
-
-def _itemsize(piece: Settled) -> int:
-    return piece.u.dtype.itemsize if isinstance(piece, Factored) else piece.values.dtype.itemsize
+    with torch.no_grad(), torch.autocast(weights.device.type, enabled=False):
+        return {name: piece.weighted_sum(weights.double(), units, None) for name, piece in recorder.settled.items()}
 
 
 def _agrees(found: Tensor, truth: Tensor, coarse: bool) -> bool:

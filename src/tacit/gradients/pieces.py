@@ -37,6 +37,10 @@ class PerRow:
 
     values: Tensor
 
+    @property
+    def itemsize(self) -> int:
+        return self.values.dtype.itemsize
+
     def settle(self, units: Units) -> PerUnit:
         return PerUnit(units.mean(wide(self.values)))
 
@@ -50,6 +54,10 @@ class PerUnit:
     @property
     def nbytes(self) -> int:
         return self.values.nbytes
+
+    @property
+    def itemsize(self) -> int:
+        return self.values.dtype.itemsize
 
     def settle(self, units: Units) -> PerUnit:  # noqa: ARG002
         return self
@@ -78,6 +86,10 @@ class Factored:
     @property
     def nbytes(self) -> int:
         return self.u.nbytes + self.v.nbytes
+
+    @property
+    def itemsize(self) -> int:
+        return self.u.dtype.itemsize
 
     def settle(self, units: Units) -> Factored | PerUnit:
         """Build each unit's gradient at once where that is cheaper than keeping the factors."""
@@ -137,6 +149,10 @@ class Lookup:
     g: Tensor
     shape: tuple[int, ...]
 
+    @property
+    def itemsize(self) -> int:
+        return self.g.dtype.itemsize
+
     def settle(self, units: Units) -> Lines:
         """Add up what each unit sends to each line."""
         lines, width = self.shape
@@ -165,6 +181,10 @@ class Lines:
     @property
     def nbytes(self) -> int:
         return self.values.nbytes
+
+    @property
+    def itemsize(self) -> int:
+        return self.values.dtype.itemsize
 
     def settle(self, units: Units) -> Lines:  # noqa: ARG002
         return self

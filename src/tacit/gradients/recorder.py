@@ -122,6 +122,8 @@ class Recorder:
 
     def record(self, target: Target, piece: Piece) -> None:
         """Keep what one use of a parameter contributes, in its cheapest form."""
+        if self.plan.learning:
+            self.plan.coarse |= piece.itemsize < 4
         if target.origin is not None:
             self._computed.append((target, piece))
             return
