@@ -76,7 +76,7 @@ BAD = [
     (["noise", "--epsilon", "1", "--delta", "1e-5", "--sample-rate", "2"], "A sample rate is a probability"),
     (["noise", "--epsilon", "1", "--delta", "1e-5", "--neighbours", "cousins"], "Unknown neighbour relation 'cousins'"),
     (["noise", "--epsilon", "1", "--delta", "1e-5", "--accountant", "magic"], "Unknown accountant"),
-    (["noise", "--epsilon", "1", "--delta", "1e-5", "--steps", "0"], "at least once"),
+    (["noise", "--epsilon", "1", "--delta", "1e-5", "--steps", "0"], "at least 1"),
     (["noise", "--epsilon", "much", "--delta", "1e-5"], "--epsilon"),
     (["noise", "--epsilon", "1"], "--delta"),
     (["nois"], "Did you mean 'noise'"),

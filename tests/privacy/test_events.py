@@ -161,10 +161,27 @@ def test_rates_are_probabilities(rate: float) -> None:
 
 
 def test_counts_start_at_one() -> None:
-    with pytest.raises(ValueError, match="at least once"):
+    with pytest.raises(ValueError, match="at least 1"):
         events.gaussian(1.0, 0)
     with pytest.raises(ValueError, match="at least 1"):
         events.stream(1.0, 10, contributions=0)
     less_than_nothing = events.compose([events.gaussian(1.0), dp_event.SelfComposedDpEvent(events.gaussian(0.1), -1)])
-    with pytest.raises(ValueError, match="at least once"):
+    with pytest.raises(ValueError, match="at least 1"):
         list(events.leaves(less_than_nothing))
+
+
+@pytest.mark.parametrize("steps", [2.5, True, "3", 0, -1])
+def test_a_release_cannot_happen_in_part(steps: object) -> None:
+    """Charged for two and a half, a receipt would give three."""
+    with pytest.raises(ValueError, match="whole and at least 1"):
+        events.gaussian(1.0, steps)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="whole and at least 1"):
+        list(events.leaves(dp_event.SelfComposedDpEvent(events.gaussian(1.0), steps)))
+    with pytest.raises(ValueError, match="whole and at least 1"):
+        events.stream(1.0, steps)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("strategy", ["bandit", "banded:x", "banded:0", "independent:3"])
+def test_an_unknown_strategy_is_refused_before_it_is_charged(strategy: str) -> None:
+    with pytest.raises(ValueError, match="There is no noise called"):
+        events.stream(1.0, 10, strategy=strategy)

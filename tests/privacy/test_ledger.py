@@ -6,6 +6,7 @@ import math
 import os
 import pickle
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -470,3 +471,26 @@ def test_an_event_that_releases_nothing_is_refused() -> None:
         ledger.subject("s", budget=BUDGET)
         with pytest.raises(ValueError, match="nothing to charge"):
             ledger.charge("s", events.compose([]), stage="x")
+
+
+def test_a_plain_path_is_a_file(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "book.db") as first:
+        first.subject("a", Budget(1.0, 1e-6))
+    with Ledger(str(tmp_path / "book.db"), create=False) as again:
+        assert [s.name for s in again.subjects()] == ["a"]
+
+
+def test_settling_by_default_keeps_what_was_released(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "book.db") as ledger:
+        ledger.subject("a", Budget(1.0, 1e-6))
+        ledger.settle(ledger.charge("a", events.gaussian(100.0, steps=10), stage="test"))
+        assert ledger.spent("a").epsilon == 0
+
+
+def test_a_spent_budget_reads_as_spent(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "book.db") as ledger:
+        ledger.subject("a", Budget(1.0, 1e-6))
+        sigma = ledger.remaining("a").noise_multiplier
+        assert sigma is not None
+        ledger.charge("a", events.gaussian(sigma * (1 + 1e-14)), stage="test")
+        assert str(ledger.remaining("a")) == "nothing"

@@ -293,7 +293,7 @@ def test_a_file_with_torn_pages(sqlite_url: str) -> None:
     assert isinstance(refusal.value, LedgerError)
 
 
-@pytest.mark.parametrize("url", ["", "tacit.db", "mysql://x/y", "http://example.org"])
+@pytest.mark.parametrize("url", ["", "mysql://x/y", "http://example.org"])
 def test_addresses_of_no_ledger(url: str) -> None:
     with pytest.raises(LedgerError, match="ledger"):
         Ledger(url)

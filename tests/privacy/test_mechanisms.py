@@ -166,7 +166,7 @@ def test_a_pickled_receipt_carries_no_key() -> None:
 @pytest.mark.parametrize(
     ("total", "message"),
     [
-        (torch.zeros(3), "no bounds"),
+        (torch.zeros(3), "no bounded sum"),
         (Sum({"w": torch.zeros(3)}, {}, {}), "no bounds"),
         (Sum({"w": torch.zeros(3), "v": torch.zeros(1)}, {"all": 1.0}, {"all": ("w",)}), "exactly once"),
         (Sum({"w": torch.zeros(3)}, {"all": 1.0}, {"all": ("w", "v")}), "exactly once"),

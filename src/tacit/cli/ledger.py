@@ -6,21 +6,24 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from tacit.cli.output import AsJson, console, print_json
-from tacit.privacy import Ledger
-from tacit.privacy.budget import round_up
+
+if TYPE_CHECKING:
+    from tacit.privacy import Ledger
 
 app = typer.Typer(help="Look at a ledger, check it, take it along.")
 Url = Annotated[str, typer.Argument(help="A file, sqlite:///FILE or postgresql://USER@HOST/NAME.")]
 
 
 def _open(url: str) -> Ledger:
-    return Ledger(url if "://" in url else f"sqlite:///{url}", create=False)
+    from tacit.privacy import Ledger  # slow to load
+
+    return Ledger(url, create=False)
 
 
 @app.command()
@@ -53,6 +56,8 @@ def show(
         facts = {"epsilon": total.epsilon, "delta": total.delta, "private": total.private, "guarantee": str(total)}
         print_json({"subjects": rows, "total": facts, "entries": len(entries), "head": head})
         return
+    from tacit.privacy.budget import round_up
+
     out = console()
     table = Table("subject", "unit", "relation", "mode", "budget", "spent", "left", "charges")
     for row in rows:

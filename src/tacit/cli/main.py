@@ -9,7 +9,6 @@ import typer
 
 from tacit import __version__
 from tacit.cli import check, ledger, noise
-from tacit.privacy import LedgerDamaged, LedgerError, UnsupportedEvent
 
 # typer brings its own click, or uses the installed one: either way, what its usage errors have in common
 UsageProblem: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -48,11 +47,20 @@ def run(arguments: Sequence[str] | None = None) -> None:
         code = _say(error.format_message(), 2)  # type: ignore[attr-defined]
     except typer.Abort:
         code = _say("Stopped.", 130)
-    except LedgerDamaged as error:
-        code = _say(str(error), 1)
-    except (LedgerError, UnsupportedEvent, ValueError, OSError) as error:
-        code = _say(str(error), 2)
+    except Exception as error:
+        code = _explain(error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _explain(error: Exception) -> int:
+    """What the user did wrong, or what a check found; anything else is a defect and keeps its traceback."""
+    from tacit.privacy import LedgerDamaged, LedgerError  # slow to load, so not for --help
+
+    if isinstance(error, LedgerDamaged):
+        return _say(str(error), 1)
+    if isinstance(error, LedgerError | ValueError | OSError):
+        return _say(str(error), 2)
+    raise error
 
 
 def _say(message: str, code: int) -> int:

@@ -8,8 +8,6 @@ import typer
 from rich.table import Table
 
 from tacit.cli.output import AsJson, console, print_json
-from tacit.privacy import Budget, Neighbours, events, guarantee, noise_multiplier
-from tacit.privacy.accounting import ACCOUNTANTS
 
 
 def noise(
@@ -23,6 +21,9 @@ def noise(
     as_json: AsJson = False,
 ) -> None:
     """The noise multiplier (standard deviation over clip) that meets a target, and the guarantee it gives."""
+    from tacit.privacy import Budget, Neighbours, events, guarantee, noise_multiplier  # slow to load
+    from tacit.privacy.accounting import ACCOUNTANTS
+
     budget, relation = Budget(epsilon, delta), Neighbours(neighbours)
     if accountant not in ACCOUNTANTS:
         raise ValueError(f"Unknown accountant {accountant!r}: choose one of {', '.join(ACCOUNTANTS)}.")

@@ -223,4 +223,6 @@ class FilterByBoth(_Filter):
 
 
 def as_policy(clip: float | Policy) -> Policy:
+    if not isinstance(clip, Policy | int | float):
+        raise TypeError(f"clip must be a number or a clip policy, not {type(clip).__name__}.")
     return clip if isinstance(clip, Policy) else Flat(float(clip))

@@ -171,6 +171,7 @@ def clipped_sum(
     microbatch: int | None = None,
 ) -> ClippedSum:
     """The sum over privacy units of their clipped gradients; see `Engine`, which this makes and remembers."""
+    clip = as_policy(clip)
     key = (*_same_loss(per_sample_loss), microbatch)
     engines: _Remembered = model.__dict__.setdefault("_tacit_engines", _Remembered())
     engine = engines.get(key)
@@ -196,7 +197,10 @@ def _same_loss(loss: Loss) -> tuple[Any, ...]:
 def _group(units: Any, rows: int, device: torch.device) -> Units:
     if units is None:
         return Units.singletons(rows, device)
-    labels = torch.as_tensor(units, device=device)
+    try:
+        labels = torch.as_tensor(units, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError("units must be integer labels, one per row: number the names first.") from None
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise TypeError(f"units must be integer labels, one per row, not {labels.dtype}.")
     if labels.shape != (rows,):

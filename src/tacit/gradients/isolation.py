@@ -68,7 +68,8 @@ class Probe:
             for p in self.parameters.values():
                 p.grad = None
             # Not autograd.grad, which one form of gradient checkpointing refuses.
-            torch.autograd.backward(losses, weights.to(losses))
+            with torch.autocast(losses.device.type, enabled=False):  # backward in the precision of the forward
+                torch.autograd.backward(losses, weights.to(losses))
             return losses.detach(), {n: p.grad for n, p in self.parameters.items()}
         finally:
             for n, p in self.parameters.items():

@@ -43,7 +43,14 @@ def check(loaded: Loaded, scheme: str = "full") -> Compatibility:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         engine = Engine(model, loaded.loss, clip=1.0)
-        engine(loaded.batch)
+        try:
+            engine(loaded.batch)
+        except (RuntimeError, TypeError, IndexError, AttributeError) as error:  # of the model itself, not of the engine
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(
+                f"it does not take these rows ({type(error).__name__}: {reason}); give --input with the shape of one "
+                "row, or a function that returns (model, batch)."
+            ) from None
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     return Compatibility(
         name=loaded.name,

@@ -32,7 +32,7 @@ def load(name: str, *, shape: tuple[int, ...] | None = None) -> Loaded:
 
     `timm:vit_tiny_patch16_224` builds it untrained; `transformers:bert` from the type's default configuration, or from
     a local folder with its weights; `package.module:function` calls the function, which returns a model, or a model and
-    a batch. `shape` is that of one input row, where it cannot be told from the model.
+    a batch (or is a model itself). `shape` is that of one input row, where it cannot be told from the model.
     """
     kind, _, rest = name.partition(":")
     if not rest:
@@ -80,12 +80,12 @@ def _transformers(name: str, rest: str) -> Loaded:
 def _own(name: str, module: str, function: str, shape: tuple[int, ...] | None) -> Loaded:
     sys.path.insert(0, "")
     try:
-        make = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{name!r} cannot be loaded: {error}.") from None
+        found = getattr(importlib.import_module(module), function)
+        made = found if isinstance(found, nn.Module) else found()
+    except Exception as error:  # whatever a user's own module does
+        raise ValueError(f"{name!r} cannot be loaded: {type(error).__name__}: {error}.") from None
     finally:
         sys.path.remove("")
-    made = make()
     model, batch = made if isinstance(made, tuple) else (made, None)
     if not isinstance(model, nn.Module):
         raise ValueError(f"{name!r} returned a {type(model).__name__}, not a torch.nn.Module (or one with a batch).")

@@ -311,7 +311,9 @@ def _renyi(terms: Terms, neighbours: Neighbours, orders: Sequence[float]) -> lis
     for leaf, times in terms.others.items():
         event, relation = leaf, NeighboringRelation.ADD_OR_REMOVE_ONE
         if isinstance(leaf, dp_event.PoissonSampledDpEvent) and neighbours is Neighbours.REPLACE_ONE:
-            raise UnsupportedEvent("Poisson sampling under replace-one is accounted by PLD only: use the plan mode.")
+            raise UnsupportedEvent(
+                "Poisson sampling under replace-one is accounted by PLD only (in a ledger: the plan mode)."
+            )
         if isinstance(leaf, NoisyMaxDpEvent | dp_event.DiscreteLaplaceDpEvent):  # two-point response dominates it
             event = dp_event.RandomizedResponseDpEvent(2 / (1 + math.exp(pure_of(leaf))), 2)
         if isinstance(event, dp_event.RandomizedResponseDpEvent | dp_event.SampledWithoutReplacementDpEvent):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Iterable, Iterator
+from numbers import Integral
 from typing import Any
 
 import attr
@@ -46,7 +47,7 @@ class NoisyMaxDpEvent(DpEvent):  # type: ignore[misc]
     noise_multiplier: float
 
 
-STRATEGIES = ("independent", "full", "banded", "buffered")
+STRATEGIES, SIZED = ("independent", "full", "banded", "buffered"), ("banded", "buffered")
 _KNOWN: dict[str, type[DpEvent]] = {
     cls.__name__: cls
     for cls in (
@@ -118,11 +119,20 @@ def stream(
     blocks: int = 1,
 ) -> DpEvent:
     """A stream in which nobody takes part in more than ``contributions`` steps: one release in all."""
-    if min(steps, contributions, separation, blocks) < 1:
-        raise ValueError("A stream's steps, contributions, separation and blocks are at least 1.")
-    if strategy.partition(":")[0] not in STRATEGIES:
-        raise ValueError(f"There is no noise called {strategy!r}; choose one of {', '.join(STRATEGIES)}.")
+    for value in (steps, contributions, separation, blocks):
+        check_count(value, "A stream's steps, contributions, separation and blocks")
+    name, _, size = strategy.partition(":")
+    if name not in STRATEGIES or (size and not (name in SIZED and size.isdigit() and int(size) > 0)):
+        raise ValueError(
+            f"There is no noise called {strategy!r}; choose one of {', '.join(STRATEGIES)}, "
+            "or banded:BANDS and buffered:BUFFERS with their size."
+        )
     return StreamDpEvent(noise_multiplier, steps, strategy, contributions, separation, blocks)
+
+
+def check_count(value: int, what: str) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{what} must be whole and at least 1; got {value!r}.")
 
 
 def compose(events: Iterable[DpEvent]) -> DpEvent:
@@ -130,16 +140,14 @@ def compose(events: Iterable[DpEvent]) -> DpEvent:
 
 
 def repeat(event: DpEvent, times: int) -> DpEvent:
-    if times < 1:
-        raise ValueError(f"An event happens at least once; got {times}.")
+    check_count(times, "The number of releases")
     return event if times == 1 else dp_event.SelfComposedDpEvent(event, times)
 
 
 def leaves(event: DpEvent, times: int = 1) -> Iterator[tuple[DpEvent, int]]:
     """The single releases of a tree in their order, each with how often it happens in a row."""
     if isinstance(event, dp_event.SelfComposedDpEvent):
-        if event.count < 1:
-            raise ValueError(f"An event happens at least once; got {event.count}.")
+        check_count(event.count, "The number of releases")
         inner = list(leaves(event.event))
         if len(inner) == 1:
             yield inner[0][0], inner[0][1] * event.count * times
@@ -151,6 +159,9 @@ def leaves(event: DpEvent, times: int = 1) -> Iterator[tuple[DpEvent, int]]:
             for part in event.events:
                 yield from leaves(part)
     elif not isinstance(event, dp_event.NoOpDpEvent):
+        if isinstance(event, StreamDpEvent):
+            for value in (event.steps, event.contributions, event.separation, event.blocks):
+                check_count(value, "A stream's steps, contributions, separation and blocks")
         yield event, times
 
 
@@ -171,7 +182,7 @@ def to_json(event: DpEvent) -> dict[str, Any]:
     """A tree as plain data, the form in which the ledger keeps it."""
     name = type(event).__name__
     if name not in _KNOWN:
-        raise ValueError(f"A {name} cannot be charged: the ledger has no lasting form for it.")
+        raise ValueError(f"A {name} cannot be charged: make an event with tacit.privacy.events, such as gaussian(2.0).")
     fields = {field.name: getattr(event, field.name) for field in attr.fields(type(event))}
     return {"type": name} | {key: _plain(value) for key, value in fields.items()}
 

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -64,8 +65,12 @@ class Entry:
 class Ledger:
     """Subjects, what they may spend, and everything that was ever charged to them."""
 
-    def __init__(self, url: str = "sqlite:///tacit.db", *, create: bool = True) -> None:
-        self.url = url
+    def __init__(self, url: str | Path = "sqlite:///tacit.db", *, create: bool = True) -> None:
+        """Open a ledger by its address; a plain path is an SQLite file. ``create=False``: it must be there already."""
+        url = str(url)
+        if not url.strip():
+            raise LedgerError("A ledger needs an address: a file, sqlite:///FILE or postgresql://USER@HOST/NAME.")
+        self.url = url = url if "://" in url else f"sqlite:///{url}"
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._engine: Engine = storage.connect(url, create=create)
@@ -78,8 +83,8 @@ class Ledger:
     def subject(
         self,
         name: str,
-        *,
         budget: Budget,
+        *,
         unit: Unit | str = Unit.SAMPLE,
         neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
         mode: Mode | str | None = None,
@@ -94,8 +99,10 @@ class Ledger:
         """
         if not name or len(name) > 200 or not name.isprintable():
             raise ValueError("A subject has a printable name of at most 200 characters.")
+        if plan is not None and isinstance(plan, DpEvent):
+            plan = [plan]
         kind = Mode(mode) if mode else Mode.PLAN if plan is not None else Mode.PURE if budget.pure else Mode.GAUSSIAN
-        if kind is Mode.RENYI and order is None:
+        if kind is Mode.RENYI and order is None and not budget.pure:
             order = accounting.best_order(budget)
         terms = Terms(budget=budget, unit=Unit(unit), neighbours=Neighbours(neighbours), mode=kind, order=order)
         if (plan is not None) != (kind is Mode.PLAN):
@@ -190,13 +197,15 @@ class Ledger:
         key = NoiseKey() if seed is None else NoiseKey((seed, name, after.charges))
         return _receipt(known, receipt_id, body, head).issued(key)
 
-    def settle(self, receipt: Receipt, used: int) -> None:
+    def settle(self, receipt: Receipt, used: int | None = None) -> None:
         """Return what was reserved and not used: only ``used`` releases of the receipt were made. It is closed then.
 
+        By default ``used`` is what ``mechanisms`` released on it; give more if a loop counts steps of its own.
         Only the process that holds the live receipt can settle it, and never below what ``mechanisms`` released on it.
         A stream costs the same from its first step on, and a plan refunds nothing; both are simply closed. If the
         ledger cannot be written, the receipt is closed all the same and its charge stays spent.
         """
+        used = receipt.used if used is None else used
         if not receipt.live:
             raise LedgerError(
                 f"Receipt {receipt.id[:8]} is closed or belongs to another process: its charge stays spent."
@@ -269,6 +278,9 @@ class Ledger:
         with self._lock:
             self._engine.dispose()
 
+    def __repr__(self) -> str:
+        return f"Ledger({sa.engine.make_url(self.url).render_as_string(hide_password=True)!r})"
+
     def __enter__(self) -> Ledger:
         return self
 
@@ -324,7 +336,7 @@ def _plain_errors(url: str) -> Iterator[None]:
     except sa.exc.SQLAlchemyError as error:
         cause = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
         shown = sa.engine.make_url(url).render_as_string(hide_password=True)
-        raise LedgerError(f"The ledger {shown} did not take this, and nothing was charged: {cause}.") from error
+        raise LedgerError(f"The ledger {shown} cannot be used, and nothing was charged: {cause}.") from error
 
 
 def _receipt(subject: Subject, receipt_id: str, body: dict[str, Any], head: str) -> Receipt:

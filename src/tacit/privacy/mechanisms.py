@@ -172,8 +172,12 @@ def _integers(query: GridSum) -> list[int]:
 
 def _bounds(total: BoundedSum) -> dict[str, float]:
     """The bound of each block, after checking that the blocks cover every tensor of the sum exactly once."""
-    if not isinstance(total, BoundedSum) or not total.bounds:
-        raise ReceiptError("This sum carries no bounds, so no noise makes it private: clip per unit first.")
+    if not isinstance(total, BoundedSum):
+        raise ReceiptError(
+            f"A {type(total).__name__} is no bounded sum: give the result of clipped_sum, then the receipt."
+        )
+    if not total.bounds:
+        raise ReceiptError("This sum carries no bounds, so no noise makes it private: use a clip policy that has some.")
     covered = [name for block in total.bounds for name in total.blocks.get(block, ())]
     if sorted(covered) != sorted(total.sum):
         raise ReceiptError("The blocks of a bounded sum must cover each of its tensors exactly once.")

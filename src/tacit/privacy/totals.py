@@ -42,6 +42,8 @@ def remaining(subject: Subject) -> Remaining:
     if terms.mode is Mode.PLAN:
         return Remaining(epsilon=0.0, planned=subject.planned)
     left = max(0.0, terms.cap - from_units(subject.spent)) if terms.private else math.inf
+    if left < 1e-9 * terms.cap and terms.private:  # crumbs that the caps' tolerance leaves
+        left = 0.0
     if terms.mode is Mode.PURE:
         return Remaining(epsilon=left)
     mu = math.sqrt(left if terms.mode is Mode.GAUSSIAN else 2 * left / (terms.order or 2))
