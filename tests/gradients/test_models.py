@@ -40,7 +40,8 @@ def text() -> dict[str, Tensor]:
 
 
 def bert(kind: str = "BertForSequenceClassification", dropout: float = 0.0) -> nn.Module:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     config = transformers.BertConfig(
         vocab_size=40,
         hidden_size=16,
@@ -56,7 +57,8 @@ def bert(kind: str = "BertForSequenceClassification", dropout: float = 0.0) -> n
 
 @pytest.mark.parametrize("units", [None, UNITS])
 def test_timm_vit(units: list[int] | None) -> None:
-    timm = pytest.importorskip("timm")
+    import timm
+
     model = timm.create_model(
         "vit_tiny_patch16_224",
         img_size=16,
@@ -72,13 +74,15 @@ def test_timm_vit(units: list[int] | None) -> None:
 
 @pytest.mark.parametrize("units", [None, UNITS])
 def test_timm_convnext(units: list[int] | None) -> None:
-    timm = pytest.importorskip("timm")
+    import timm
+
     model = timm.create_model("convnext_atto", depths=(1, 1, 1, 1), dims=(4, 4, 8, 8), num_classes=5)
     check(model.double(), class_loss, images(32), units=units)
 
 
 def test_timm_swin_with_its_windows_and_relative_positions() -> None:
-    timm = pytest.importorskip("timm")
+    import timm
+
     options = {
         "img_size": 16,
         "window_size": 2,
@@ -91,7 +95,8 @@ def test_timm_swin_with_its_windows_and_relative_positions() -> None:
 
 
 def test_timm_resnet_with_frozen_statistics() -> None:
-    timm = pytest.importorskip("timm")
+    import timm
+
     model = timm.create_model("resnet10t", num_classes=5).double()
     with pytest.raises(ValueError, match=r"BatchNorm.*eval\(\)"):
         clipped_sum(model, class_loss, images(), clip=1.0)
@@ -109,7 +114,8 @@ def test_transformers_bert_with_tied_words() -> None:
 
 
 def test_transformers_gpt2_with_its_own_linear_layer() -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     config = transformers.GPT2Config(
         vocab_size=40, n_embd=8, n_layer=1, n_head=2, n_positions=8, bos_token_id=0, eos_token_id=0
     )
@@ -118,7 +124,8 @@ def test_transformers_gpt2_with_its_own_linear_layer() -> None:
 
 @pytest.mark.parametrize("units", [None, UNITS])
 def test_peft_lora(units: list[int] | None) -> None:
-    peft = pytest.importorskip("peft")
+    import peft
+
     config = peft.LoraConfig(r=2, target_modules=["query", "value"], task_type="SEQ_CLS")
     model = peft.get_peft_model(bert(), config).double()
     result = check(model, text_loss, text(), units=units)

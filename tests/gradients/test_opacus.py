@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from tacit.gradients import clipped_sum
 
-pytest.importorskip("opacus")
-
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
