@@ -6,7 +6,7 @@ from itertools import chain, combinations
 import pytest
 from scipy.stats import norm
 
-from tacit.privacy import Budget, Ledger, epsilon_of, events
+from tacit.privacy import Budget, Ledger, epsilon_of, events, mu_of
 from tacit.privacy.totals import overlapping
 
 BUDGET = Budget(2.0, 1e-6)
@@ -131,3 +131,14 @@ def test_a_seeded_subject_marks_the_total_even_where_it_is_not_the_worst(ledger:
     ledger.charge("a", events.gaussian(5.0), stage="x")
     ledger.charge("b", events.gaussian(50.0), stage="x", seed=1)
     assert str(ledger.total()).startswith("seeded: not private")
+
+
+def test_what_the_budgets_promise_is_never_below_what_was_spent(ledger_url: str) -> None:
+    with Ledger(ledger_url) as ledger:
+        ledger.subject("a", Budget(1.0, 1e-6))
+        ledger.subject("b", Budget(2.0, 1e-6), neighbours="replace-one")
+        ledger.charge("a", events.gaussian(50.0), stage="test")
+        spent, promised = ledger.total(), ledger.total(promised=True)
+        assert spent.mu == pytest.approx(1 / 50)
+        assert promised.mu == pytest.approx(math.hypot(mu_of(1.0, 1e-6), mu_of(2.0, 1e-6)), rel=1e-9)
+        assert "their budgets together hold" in str(spent)

@@ -27,6 +27,8 @@ from tacit.privacy import accounting
 from tacit.privacy.budget import Budget, Guarantee, Neighbours, Unit, epsilon_of, mu_of_pure
 from tacit.privacy.events import DpEvent, is_sampled, leaves
 
+# A filter promises its cap; what was spent so far is only a promise of its own if it was fixed in advance.
+CHOSEN = "if charges were chosen by earlier releases,"
 _UNITS = 2**96
 _TOLERANCE = Fraction(1, 10**12)
 
@@ -96,7 +98,8 @@ class Terms:
 
     def guarantee(self, spent: float, delta: float | None = None, *, seeded: bool = False) -> Guarantee:
         """What a filter that stands at ``spent`` promises (modes with a filter)."""
-        delta = self.budget.delta if delta is None else delta
+        budget = self.budget
+        delta = budget.delta if delta is None else delta
         mu = None
         if self.mode is Mode.GAUSSIAN:
             mu = math.sqrt(spent)
@@ -117,7 +120,9 @@ class Terms:
             accountant={"gaussian": "sum of mu^2", "renyi": f"RDP at order {self.order:g}" if self.order else ""}.get(
                 self.mode, "sum of pure epsilons"
             ),
-            notes=(f"mode {self.mode}: a filter, later charges may depend on earlier releases",),
+            notes=(
+                f"mode {self.mode}, spent so far: {CHOSEN} the budget ({budget.epsilon:g}, {budget.delta:g}) holds",
+            ),
             seeded=seeded,
         )
 

@@ -242,9 +242,14 @@ class Ledger:
         """The largest single Gaussian release (or, in pure mode, the largest epsilon) that still fits."""
         return totals.remaining(self._read(subject))
 
-    def total(self, delta: float | None = None) -> Guarantee:
-        """What one person may lose over all subjects, unless these are declared disjoint: the headline."""
-        return totals.total(self.subjects(), delta)
+    def total(self, delta: float | None = None, *, promised: bool = False) -> Guarantee:
+        """What one person may lose over all subjects, unless these are declared disjoint: the headline.
+
+        It composes what was spent so far. That is the guarantee of charges that were fixed in advance; if later ones
+        were chosen by what earlier ones released, the budgets are what holds: ``promised=True`` composes those.
+        """
+        subjects = [totals.promised(s) for s in self.subjects()] if promised else self.subjects()
+        return totals.total(subjects, delta)
 
     def entries(self, subject: str | None = None) -> list[Entry]:
         """Every row, oldest first."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from tacit.privacy.budget import Guarantee, Unit, check_delta, epsilon_of, mu_of_pure
-from tacit.privacy.filters import Mode, from_units
+from tacit.privacy.filters import CHOSEN, Mode, from_units, to_units
 from tacit.privacy.state import Subject
 
 _MOST_SETS = 1000
@@ -56,6 +56,13 @@ def spent(subject: Subject) -> Guarantee:
     if subject.terms.mode is Mode.PLAN:
         return subject.planned_guarantee(taken_only=True)
     return subject.terms.guarantee(from_units(subject.spent), seeded=subject.seeded)
+
+
+def promised(subject: Subject) -> Subject:
+    """The subject as if its whole budget were spent: what its filter promises, whatever the charges depended on."""
+    if subject.terms.mode is Mode.PLAN:
+        return replace(subject, taken=tuple(times for _, times in subject.plan))
+    return replace(subject, spent=to_units(subject.terms.cap))
 
 
 def total(subjects: Sequence[Subject], delta: float | None) -> Guarantee:
@@ -137,6 +144,6 @@ def _composed(group: Sequence[Subject], delta: float) -> Guarantee:
         neighbours=relations.pop() if len(relations) == 1 else None,
         unit=Unit(units[0] if len(units) == 1 else "unit"),
         accountant="sum of mu^2 over subjects" if merged else "composed over subjects",
-        notes=(f"subjects {names}",),
+        notes=(f"subjects {names}, spent so far: {CHOSEN} their budgets together hold",),
         seeded=any(s.seeded for s in group),
     )
