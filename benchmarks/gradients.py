@@ -111,7 +111,7 @@ def works() -> dict[str, Work]:
         (Bar(1.15), *(Bar(0.1, against=peer, ahead=True) for peer in ("opacus hooks", "opacus ghost"))),
         rows_at_once=5_000,
         check_rows=6_000,
-        peers_every=4,
+        peers_every=10,
     )
     units = Work(
         "units",
@@ -124,12 +124,12 @@ def works() -> dict[str, Work]:
         (Bar(1.1),),
         reference="tacit without units",
         unit_size=8,
-        peers_every=4,
+        peers_every=10,
     )
     grey = partial(images, channels=1)
     everything = (
-        fine_tuning(64, every=1),
-        fine_tuning(256, every=4),
+        fine_tuning(64, every=4),
+        fine_tuning(256, every=10),
         Work(
             "convnext",
             "Full fine-tuning, ConvNeXt-like net, batch 64",
@@ -139,6 +139,7 @@ def works() -> dict[str, Work]:
             64,
             STANDARD,
             AHEAD,
+            peers_every=4,
         ),
         Work(
             "bert",
@@ -149,10 +150,11 @@ def works() -> dict[str, Work]:
             8,
             STANDARD,
             AHEAD,
+            peers_every=4,
         ),
         adaptation(8, limit=1.08),
-        adaptation(64, limit=1.05),
-        adaptation(256, limit=1.05, every=4),
+        adaptation(64, limit=1.05, every=4),
+        adaptation(256, limit=1.05, every=10),
         linear,
         units,
     )

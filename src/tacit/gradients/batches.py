@@ -34,6 +34,10 @@ def count_rows(batch: Any) -> int:
     return sizes.pop()
 
 
+def row_shapes(batch: Any) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(t.shape[1:]) for t in leaves(batch))
+
+
 def change(batch: Any, by: Callable[[Tensor], Tensor]) -> Any:
     """The same structure with every tensor with rows replaced."""
     if isinstance(batch, Tensor):

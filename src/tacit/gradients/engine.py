@@ -10,14 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from tacit.gradients import learning
-from tacit.gradients.batches import count_rows, leaves, rows_of
+from tacit.gradients.batches import count_rows, leaves, row_shapes, rows_of
 from tacit.gradients.clipping import Policy, as_policy
-from tacit.gradients.fallback import row_gradients
+from tacit.gradients.fallback import row_gradients, say_once
 from tacit.gradients.handles import plain
 from tacit.gradients.isolation import Loss, wrong_shape
+from tacit.gradients.losses import same_loss
 from tacit.gradients.pieces import wide
-from tacit.gradients.recorder import Recorder
+from tacit.gradients.recorder import Misfit, Plan, Recorder
 from tacit.gradients.result import ClippedSum, Tally
+from tacit.gradients.synthetic import constant
 from tacit.gradients.units import Units
 from tacit.gradients.watch import Slots, refuse_live_statistics
 
@@ -45,6 +47,7 @@ class Engine:
         self.microbatch = microbatch
         self._slots = Slots(model)
         self._plan = learning.blank_plan(model)
+        self._plans: dict[Any, Plan] = {}
 
     @property
     def served(self) -> dict[str, str]:
@@ -52,9 +55,19 @@ class Engine:
         return dict(self._plan.served)
 
     def learn(self, batch: Any) -> None:
-        """Check the model on synthetic rows shaped like this batch; the first sum does it by itself."""
+        """Check the model on synthetic rows shaped like this batch; the first sum does it by itself.
+
+        So does a sum after modules were replaced or went from evaluation to training or back, and one whose integers
+        (masks, labels) vary where they did not before: earlier checks say nothing of these.
+        """
+        circumstances = (self._slots.modes(self.model), tuple(_varies(t) for t in leaves(batch)))
+        if circumstances not in self._plans:
+            self._plans[circumstances] = learning.blank_plan(self.model, self._plan.said)
+        self._plan = self._plans[circumstances]
         if self._plan.learning:
             learning.learn(self._plan, self.model, self.per_sample_loss, self._slots, batch, self._watch)
+        if not self._plan.by_row and row_shapes(batch) not in self._plan.folds:
+            learning.learn_shapes(self._plan, self.model, batch, self._watch)
 
     def __call__(self, batch: Any, *, units: Any = None, clip: float | Policy | None = None) -> ClippedSum:
         """The sum over units of clip(mean gradient of the unit's rows); every row is a unit unless `units` labels them.
@@ -70,14 +83,8 @@ class Engine:
             return tally.result()
         self.learn(batch)
         for part, members in _parts(grouped, self._rows_at_once(rows)):
-            if self._plan.by_row:
+            if self._plan.by_row or not self._add(tally, batch, part, members, grouped):
                 self._add_row_by_row(tally, rows_of(batch, part, rows), part, members, grouped)
-            elif self.microbatch is not None and part.numel() > self.microbatch:
-                self._add_large_unit(tally, batch, part, members, rows)
-            else:
-                local = grouped if part.numel() == rows else grouped.part(part)
-                recorder, losses = self._watch(rows_of(batch, part, rows), local)
-                tally.add(recorder.settled, local, members, local.mean(losses))
         return tally.result()
 
     def outdated(self) -> bool:
@@ -108,7 +115,26 @@ class Engine:
                     torch.autograd.backward(losses, torch.ones_like(losses))
                 with torch.no_grad():
                     recorder.backward_done()
+        expected = self._plan.folds.get(row_shapes(batch), recorder.folds)
+        if losses.requires_grad and recorder.folds != expected:
+            odd = recorder.folds - expected if expected is not None else recorder.folds
+            raise Misfit(next(iter(odd or recorder.folds))[0])
         return recorder, losses.detach()
+
+    def _add(self, tally: Tally, batch: Any, part: Tensor, members: Tensor, grouped: Units) -> bool:
+        """Clip and add some units; False, with nothing added, if these rows take a way that was not checked."""
+        rows = grouped.rows
+        try:
+            if self.microbatch is not None and part.numel() > self.microbatch:
+                self._add_large_unit(tally, batch, part, members, rows)
+                return True
+            local = grouped if part.numel() == rows else grouped.part(part)
+            recorder, losses = self._watch(rows_of(batch, part, rows), local)
+        except Misfit as misfit:
+            say_once(self._plan.said, str(misfit.args[0]), "what these rows do, and synthetic rows did not,")
+            return False
+        tally.add(recorder.settled, local, members, local.mean(losses))
+        return True
 
     def _add_large_unit(self, tally: Tally, batch: Any, part: Tensor, members: Tensor, rows: int) -> None:
         """A unit with more rows than fit: add up its gradient first, then clip it."""
@@ -172,7 +198,7 @@ def clipped_sum(
 ) -> ClippedSum:
     """The sum over privacy units of their clipped gradients; see `Engine`, which this makes and remembers."""
     clip = as_policy(clip)
-    key = (*_same_loss(per_sample_loss), microbatch)
+    key = (*same_loss(per_sample_loss), microbatch)
     engines: _Remembered = model.__dict__.setdefault("_tacit_engines", _Remembered())
     engine = engines.get(key)
     if engine is None or engine.outdated():
@@ -181,17 +207,9 @@ def clipped_sum(
     return engine(batch, clip=clip, units=units)
 
 
-def _same_loss(loss: Loss) -> tuple[Any, ...]:
-    """What tells losses apart: a lambda in a training loop is a new function at each step, but the same code.
-
-    Functions and modules that it closes over count, because they may be what mixes rows; data that it closes over do
-    not, because they change from step to step.
-    """
-    code = getattr(loss, "__code__", None)
-    if code is None:
-        return (loss,)
-    cells = [cell.cell_contents for cell in getattr(loss, "__closure__", None) or ()]
-    return code, *(value for value in cells if callable(value) and not isinstance(value, Tensor))
+def _varies(t: Tensor) -> bool:
+    """Whether integers differ; floats are drawn anew in any case."""
+    return t.is_floating_point() or t.is_complex() or not constant(t)
 
 
 def _group(units: Any, rows: int, device: torch.device) -> Units:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from tacit.gradients.batches import rows_of
-from tacit.gradients.handles import Handle, plain, unwrapped
+from tacit.gradients.handles import Handle, plain, tensors, unwrapped
 from tacit.gradients.pieces import PerRow
-from tacit.gradients.recorder import Misfit
+from tacit.gradients.recorder import Misfit, call_of
 
 if TYPE_CHECKING:
     from tacit.gradients.recorder import Recorder
@@ -36,7 +36,7 @@ def per_row_by_vmap(recorder: Recorder, func: Any, args: Any, kwargs: Any, handl
     """A function without a rule: its output as usual, its parameters' gradients by vmap over rows in the backward."""
     name = getattr(func, "__name__", str(func))
     if recorder.plan.learning:
-        say_once(recorder, handles[0].target.names[0], name)
+        say_once(recorder.plan.said, handles[0].target.names[0], repr(name))
     for handle in handles:
         recorder.uses(handle, f"torch.func ({name})")
     value = func(*unwrapped(args), **unwrapped(kwargs))
@@ -49,14 +49,18 @@ def _report(recorder: Recorder, func: Any, args: Any, kwargs: Any, handles: list
     rows, size = recorder.units.rows, g.shape[0]
     if size % rows:
         raise Misfit(handles[0].target.names[0])
+    recorder.folds[handles[0].target.names[0], size // rows] += 1
     flat: list[Tensor] = []  # the tensors with rows, each replaced by a slot in the arguments
+    rowed = iter(_rowed(recorder, func, args, kwargs, handles, size))
 
     def collect(tree: Any) -> Any:
         if isinstance(tree, Handle):
             return tree
         if isinstance(tree, Tensor):
-            if tree.dim() == 0 or tree.shape[0] != size:
+            if not next(rowed):
                 return tree
+            if tree.dim() == 0 or tree.shape[0] != size:
+                raise Misfit(handles[0].target.names[0])
             flat.append(tree.detach().reshape(rows, size // rows, *tree.shape[1:]))
             return _Slot(len(flat) - 1)
         if isinstance(tree, dict):
@@ -75,9 +79,23 @@ def _report(recorder: Recorder, func: Any, args: Any, kwargs: Any, handles: list
 
         return tuple(torch.func.vjp(apply, *(plain(h) for h in handles))[1](cotangent))
 
-    found = torch.func.vmap(one, randomness="different")(flat, g.reshape(rows, size // rows, *g.shape[1:]))
+    try:
+        found = torch.func.vmap(one, randomness="different")(flat, g.reshape(rows, size // rows, *g.shape[1:]))
+    except (RuntimeError, ValueError, IndexError) as error:  # what vmap cannot do (in-place functions, mixed types)
+        raise Misfit(handles[0].target.names[0]) from error
     for handle, grads in zip(handles, found, strict=True):
         recorder.record(handle.target, PerRow(grads))
+
+
+def _rowed(recorder: Recorder, func: Any, args: Any, kwargs: Any, handles: list[Handle], size: int) -> tuple[bool, ...]:
+    """Which of the other tensors have rows: learnt once, because a constant may be as long as some later batch."""
+    others = [t for t in tensors((args, kwargs)) if not isinstance(t, Handle)]
+    call = call_of(func, others, handles)
+    if recorder.plan.learning:
+        constants = recorder.plan.constants
+        found = (t.dim() > 0 and t.shape[0] == size and t.untyped_storage().data_ptr() not in constants for t in others)
+        recorder.learns(recorder.plan.rowed, call, tuple(found))
+    return recorder.plan.rowed[call]
 
 
 class _Slot(int):
@@ -96,14 +114,14 @@ def _fill(tree: Any, row: list[Tensor], parameter: Callable[[Handle], Tensor]) -
     return tree
 
 
-def say_once(recorder: Recorder, parameter: str, function: str) -> None:
+def say_once(said: set[tuple[str, str]], parameter: str, function: str) -> None:
     """Warn which layer takes the slow path, once per engine."""
     key = (parameter.rpartition(".")[0] or parameter, function)
-    if key not in recorder.plan.said:
-        recorder.plan.said.add(key)
+    if key not in said:
+        said.add(key)
         warnings.warn(
-            f"There is no fast rule for {function!r} in layer {key[0]!r}; its gradients come from torch.func: the same "
-            f"result, slower.",
+            f"There is no fast rule for {function} in layer {key[0]!r}; its gradients come row by row from torch.func: "
+            f"the same result, slower.",
             stacklevel=2,
         )
 

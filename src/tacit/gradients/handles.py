@@ -61,11 +61,11 @@ class Handle(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        handles = list(_handles((args, kwargs)))
+        handles, others = _apart((args, kwargs))
         recorder: Recorder = handles[0].__dict__["recorder"]
-        if not torch.is_grad_enabled() or func in _DETACHED:
+        if recorder.closed or not torch.is_grad_enabled() or func in _DETACHED:
             return func(*unwrapped(args), **unwrapped(kwargs))
-        if not recorder.enters(func, args, kwargs, handles):
+        if not recorder.enters(func, args, kwargs, handles, others):
             return _compute(func, args, kwargs, handles)
         serve = RULES.get(func)
         result = serve(recorder, *args, **kwargs) if serve else NotImplemented
@@ -108,8 +108,16 @@ def tensors(tree: Any) -> Iterator[Tensor]:
             yield from tensors(item)
 
 
-def _handles(tree: Any) -> Iterator[Handle]:
-    return (t for t in tensors(tree) if isinstance(t, Handle))
+def _apart(tree: Any) -> tuple[list[Handle], list[Tensor]]:
+    """The handles among the arguments, and the other tensors."""
+    handles: list[Handle] = []
+    others: list[Tensor] = []
+    for t in tensors(tree):
+        if isinstance(t, Handle):
+            handles.append(t)
+        else:
+            others.append(t)
+    return handles, others
 
 
 def _look_up(wrap: Callable[[Any], Any], func: Any, args: Any, kwargs: Any) -> Any:

@@ -16,32 +16,9 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from tacit.gradients.batches import change
+from tacit.gradients.synthetic import synthetic, with_another_row
 
 Loss = Callable[[nn.Module, Any], Tensor]
-
-
-def synthetic(batch: Any, rows: int, seed: int) -> Any:
-    """Rows of the same shape and type: floats uniform in [0, 1), integers drawn from those that occur."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(t: Tensor) -> Tensor:
-        shape = (rows, *t.shape[1:])
-        if t.is_floating_point() or t.is_complex():
-            return torch.rand(shape, generator=generator).to(t.device, t.dtype)
-        values = t.reshape(-1)
-        if not values.numel():
-            return t.new_zeros(shape)
-        return values[torch.randint(values.numel(), shape, generator=generator).to(t.device)]
-
-    return change(batch, draw)
-
-
-def with_other_first_row(batch: Any, other: Any) -> Any:
-    """The first row from `other`, the rest as it was."""
-    firsts: list[Tensor] = []
-    change(other, lambda t: firsts.append(t[:1]) or t)  # type: ignore[func-returns-value]
-    queue = iter(firsts)
-    return change(batch, lambda t: torch.cat([next(queue), t[1:]]))
 
 
 @dataclass
@@ -63,6 +40,7 @@ class Probe:
             raise wrong_shape(losses.shape, len(weights))
         if not losses.requires_grad:
             return losses.detach(), dict.fromkeys(self.parameters)
+        refuse_strangers(losses, self.parameters)
         kept = {n: p.grad for n, p in self.parameters.items()}
         try:
             for p in self.parameters.values():
@@ -70,37 +48,44 @@ class Probe:
             # Not autograd.grad, which one form of gradient checkpointing refuses.
             with torch.autocast(losses.device.type, enabled=False):  # backward in the precision of the forward
                 torch.autograd.backward(losses, weights.to(losses))
-            return losses.detach(), {n: p.grad for n, p in self.parameters.items()}
+            return losses.detach(), {n: _dense(p.grad) for n, p in self.parameters.items()}
         finally:
             for n, p in self.parameters.items():
                 p.grad = kept[n]
 
 
 @contextmanager
-def moved(model: nn.Module, parameters: dict[str, Tensor]) -> Iterator[None]:
-    """Move the parameters a little (a zero-initialised head hides what it multiplies) and put all back after."""
-    kept = {n: p.detach().clone() for n, p in parameters.items()}
-    buffers = {n: b.clone() for n, b in model.named_buffers()}
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Switch dropout off, and put it, the buffers and the random state back after."""
+    buffers = _buffers(model)
     rates = [(m, key, getattr(m, key)) for m in model.modules() for key in _dropout(m)]
-    generator = torch.Generator().manual_seed(1)
-    devices = {p.device.index for p in parameters.values() if p.is_cuda}
+    devices = {p.device.index for p in model.parameters() if p.is_cuda}
     try:
-        with torch.no_grad():
-            for p in parameters.values():
-                p.add_(torch.randn(p.shape, generator=generator).to(p) * 0.02)
         for module, key, _ in rates:
             setattr(module, key, 0.0)
         with torch.random.fork_rng(devices):
             yield
     finally:
+        put_back(model, buffers)
+        for module, key, rate in rates:
+            setattr(module, key, rate)
+
+
+@contextmanager
+def moved(model: nn.Module, parameters: dict[str, Tensor]) -> Iterator[None]:
+    """Move the parameters a little (a zero-initialised head hides what it multiplies) and put all back after."""
+    kept = {n: p.detach().clone() for n, p in parameters.items()}
+    generator = torch.Generator().manual_seed(1)
+    try:
+        with torch.no_grad():
+            for p in parameters.values():
+                p.add_(torch.randn(p.shape, generator=generator).to(p) * 0.02)
+        with undisturbed(model):
+            yield
+    finally:
         with torch.no_grad():
             for n, p in parameters.items():
                 p.copy_(kept[n])
-            for n, b in model.named_buffers():
-                if n in buffers and b.shape == buffers[n].shape:
-                    b.copy_(buffers[n])
-        for module, key, rate in rates:
-            setattr(module, key, rate)
 
 
 def _dropout(module: nn.Module) -> tuple[str, ...]:
@@ -110,22 +95,34 @@ def _dropout(module: nn.Module) -> tuple[str, ...]:
     return ("p",) if isinstance(module, _DropoutNd) else ()
 
 
-def check_rows_apart(probe: Probe, batch: Any, other: Any, rows: int) -> None:
-    """Change the first row: every other row's loss and gradient must stay."""
-    changed = with_other_first_row(batch, other)
-    weights = torch.tensor([0.0, *[(-1.0) ** i * (1 + i / 2) for i in range(1, rows)]])
-    buffers = []
-    results = []
-    for rows_given in (batch, changed):
+def check_rows_apart(probe: Probe, batch: Any) -> None:
+    """Change one row of three: every other row's loss and gradient must stay.
+
+    Once among rows alike, and twice for a row that stands out, which decides a maximum or who is whose neighbour.
+    """
+    for row, spread, other in ((0, 0.0, 0.0), (0, 1.0, 10.0), (1, 1.0, 10.0)):
+        _check_row_apart(probe, synthetic(batch, 3, 0, spread), synthetic(batch, 3, 1, other), row)
+
+
+def _check_row_apart(probe: Probe, batch: Any, other: Any, row: int) -> None:
+    changed, before = with_another_row(batch, other, row), change(batch, Tensor.clone)
+    weights = torch.tensor([-1.5, 1.0, 2.0])
+    weights[row] = 0
+    start, buffers, results = _buffers(probe.model), [], []
+    for rows_given in (batch, change(changed, Tensor.clone)):
+        put_back(probe.model, start)  # a counter of calls is no memory of rows
         results.append(probe.gradient(rows_given, weights))
-        buffers.append({n: b.clone() for n, b in probe.model.named_buffers()})
+        buffers.append(_buffers(probe.model))
     (losses, gradient), (losses_after, gradient_after) = results
-    mixed = not close(losses[1:], losses_after[1:])
+    others = [i for i in range(3) if i != row]
+    mixed = not close(losses[others], losses_after[others])
+    slack = 1e-7 * whole_norm(gradient)
     for name, value in gradient.items():
         after = gradient_after[name]
-        mixed = mixed or (value is not None and after is not None and not close(value, after))
+        mixed = mixed or (value is not None and after is not None and not close(value, after, slack))
     if mixed:
-        place = _first_mixing(probe, batch, changed, rows)
+        put_back(probe.model, start)
+        place = _first_mixing(probe, before, changed, row)
         raise ValueError(
             f"Rows are mixed {place}: changing one row changed another row's loss or gradient, so clipping a row's "
             f"gradient would not bound what that row can do. Remove what mixes rows (batch statistics, mixup, in-batch "
@@ -139,6 +136,47 @@ def check_rows_apart(probe: Probe, batch: Any, other: Any, rows: int) -> None:
             )
 
 
+def refuse_strangers(losses: Tensor, parameters: dict[str, Tensor]) -> None:
+    """The backward would leave unclipped gradients on trainable parameters that are not the model's."""
+    known = {id(p) for p in parameters.values()}
+    seen: set[Any] = set()
+    stack: list[Any] = [losses.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node in seen or node is None:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, nn.Parameter) and id(leaf) not in known:
+            raise ValueError(
+                f"The loss uses a trainable parameter of shape {tuple(leaf.shape)} that is not the model's: its "
+                f"gradient would be neither clipped nor noised. Make it part of the model, or freeze it with "
+                f"requires_grad_(False)."
+            )
+        stack += [following for following, _ in node.next_functions]
+
+
+def whole_norm(gradient: dict[str, Tensor | None]) -> float:
+    """The norm over all parameters, of what is finite."""
+    squares = [v.double().nan_to_num(0, 0, 0).abs().square().sum() for v in gradient.values() if v is not None]
+    return float(torch.stack(squares).sum().sqrt()) if squares else 0.0
+
+
+def _dense(gradient: Tensor | None) -> Tensor | None:
+    return gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient
+
+
+def _buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {n: b.clone() for n, b in model.named_buffers()}
+
+
+def put_back(model: nn.Module, buffers: dict[str, Tensor]) -> None:
+    with torch.no_grad():
+        for n, b in model.named_buffers():
+            if n in buffers and b.shape == buffers[n].shape:
+                b.copy_(buffers[n])
+
+
 def check_reached(gradient: dict[str, Tensor | None]) -> None:
     missing = [name for name, value in gradient.items() if value is None]
     if missing:
@@ -148,15 +186,15 @@ def check_reached(gradient: dict[str, Tensor | None]) -> None:
         )
 
 
-def close(a: Tensor, b: Tensor) -> bool:
-    """Equal up to rounding; what is not finite is not compared."""
+def close(a: Tensor, b: Tensor, slack: float = 0.0) -> bool:
+    """Equal up to rounding and `slack`; what is not finite is not compared."""
     if a.shape != b.shape:
         return False
     if not (a.is_floating_point() or a.is_complex()):
         return torch.equal(a, b)
     share = 1e-5 if a.dtype.itemsize >= 4 else 1e-2  # the same rows in the same places: rounding is all there may be
     a, b = a.double().nan_to_num(0, 0, 0), b.double().nan_to_num(0, 0, 0)
-    return bool((a - b).norm() <= share * max(float(a.norm()), float(b.norm())) + 1e-7)
+    return bool((a - b).norm() <= share * max(float(a.norm()), float(b.norm())) + slack)
 
 
 def wrong_shape(shape: torch.Size, rows: int) -> ValueError:
@@ -166,7 +204,7 @@ def wrong_shape(shape: torch.Size, rows: int) -> ValueError:
     )
 
 
-def _first_mixing(probe: Probe, batch: Any, changed: Any, rows: int) -> str:
+def _first_mixing(probe: Probe, batch: Any, changed: Any, row: int) -> str:
     """Run twice, compare what enters and leaves each module, and name the first place where other rows changed."""
     traces: list[list[tuple[str, str, Tensor]]] = []
     for given in (batch, changed):
@@ -185,7 +223,7 @@ def _first_mixing(probe: Probe, batch: Any, changed: Any, rows: int) -> str:
         traces.append(trace)
     last = ""
     for (where, label, a), (_, _, b) in zip(*traces, strict=False):
-        if a.shape == b.shape and _others_changed(a, b, rows):
+        if a.shape == b.shape and _others_changed(a, b, row):
             if where == "in":
                 return f"in layer {label}"
             return f"between {last} and {label}" if last else "by per_sample_loss, before the model"
@@ -201,8 +239,9 @@ def _note(trace: list[tuple[str, str, Tensor]], where: str, label: str) -> Calla
     return hook
 
 
-def _others_changed(a: Tensor, b: Tensor, rows: int) -> bool:
-    if a.shape[0] % rows or not a.is_floating_point():
+def _others_changed(a: Tensor, b: Tensor, row: int) -> bool:
+    if a.shape[0] % 3 or not a.is_floating_point():
         return False
-    first = a.shape[0] // rows
-    return not close(a[first:], b[first:])
+    parts = [i for i in range(3) if i != row]
+    a, b = (t.reshape(3, -1)[parts] for t in (a, b))
+    return not close(a, b)

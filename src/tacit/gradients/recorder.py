@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from tacit.gradients.handles import Handle, Target, tensors
+from tacit.gradients.handles import Handle, Target
 from tacit.gradients.pieces import Lookup, PerRow, PerUnit, Piece, Settled, join
 from tacit.gradients.units import Units
+
+T = TypeVar("T")
+# A kind of call: the function, the parameters, and how many dimensions the other tensors have.
+Call = tuple[Any, tuple[str, ...], tuple[int, ...]]
 
 
 class Misfit(Exception):
@@ -25,7 +29,9 @@ class Plan:
     batch_dim: dict[str, int] = field(
         default_factory=dict
     )  # where the rows are, per parameter; 0 unless found otherwise
-    enters: dict[tuple[Any, tuple[str, ...]], bool] = field(default_factory=dict)
+    enters: dict[Call, bool] = field(default_factory=dict)
+    rowed: dict[Call, tuple[bool, ...]] = field(default_factory=dict)  # slow path: which arguments have rows
+    folds: dict[Any, Counter[tuple[str, int]] | None] = field(default_factory=dict)  # by the shapes of a row
     served: dict[str, str] = field(default_factory=dict)  # parameter -> rule
     constants: frozenset[int] = frozenset()  # storages of buffers and frozen parameters
     said: set[tuple[str, str]] = field(default_factory=set)  # which slow paths the user was told of
@@ -33,6 +39,11 @@ class Plan:
     kept_per_row: float = 0.0  # bytes that the rules keep until the sum is formed
     by_row: bool = False  # nothing but plain autograd, row by row, serves this model
     learning: bool = True
+
+    def forget(self) -> None:
+        """Start again with another number of rows."""
+        for learnt in (self.batch_dim, self.enters, self.rowed, self.folds, self.served):
+            learnt.clear()
 
 
 class Recorder:
@@ -47,8 +58,10 @@ class Recorder:
         self._pieces: dict[str, list[Piece]] = defaultdict(list)
         self._computed: list[tuple[Target, Piece]] = []
         self._leaves: dict[str, Tensor] = {}
+        self.folds: Counter[tuple[str, int]] = Counter()
         self._uses: Counter[str] = Counter()
         self._forward = True
+        self.closed = False  # after the pass: a handle that the model kept is a plain value
 
     def handle(self, name: str) -> Handle:
         return Handle.of(self.parameters[name], self, (name,))
@@ -61,15 +74,20 @@ class Recorder:
 
     # -- during the forward
 
-    def enters(self, func: Any, args: Any, kwargs: Any, handles: list[Handle]) -> bool:
+    def enters(self, func: Any, args: Any, kwargs: Any, handles: list[Handle], others: list[Tensor]) -> bool:
         """Whether here the parameter meets the rows of the batch (otherwise it is computed on alone)."""
-        key = (func, tuple(name for h in handles for name in h.target.names))
-        known = self.plan.enters.get(key)
-        if known is None or self.plan.learning:
-            known = any(self._has_rows(t) for t in tensors((args, kwargs)) if not isinstance(t, Handle))
-            known = known or _expands(func, args, kwargs, handles, self.units.rows)
-            self.plan.enters[key] = known
-        return known
+        call = call_of(func, others, handles)
+        if self.plan.learning:
+            found = any(self._has_rows(t) for t in others) or _expands(func, args, kwargs, handles, self.units.rows)
+            self.learns(self.plan.enters, call, found)
+        elif call not in self.plan.enters:  # a branch that no synthetic row took: shapes alone would be a guess
+            raise Misfit(call[1][0])
+        return self.plan.enters[call]
+
+    def learns(self, known: dict[Call, T], call: Call, found: T) -> None:
+        """Note what a kind of call does; two calls of a kind that do different things cannot be told apart later."""
+        if known.setdefault(call, found) != found:
+            raise Misfit(call[1][0])
 
     def uses(self, value: Any, rule: str) -> Target | None:
         """Note that a rule serves this argument; None if it is not a trainable one."""
@@ -104,21 +122,21 @@ class Recorder:
         self.learns_rows(target, tensor)
         dim = self.plan.batch_dim[target.names[0]]
         rows = self.units.rows
-        if dim >= tensor.dim() or tensor.shape[dim] % rows:
+        if dim >= tensor.dim() or tensor.shape[dim] % rows or tensor.shape[dim] == 0:
             raise Misfit(target.names[0])
         if dim:
             tensor = tensor.movedim(dim, 0)
+        self.folds[target.names[0], tensor.shape[0] // rows] += 1
         return tensor.reshape(rows, tensor.shape[0] // rows, *tensor.shape[1:])
 
-    def learns_rows(self, target: Target, tensor: Tensor) -> bool:
+    def learns_rows(self, target: Target, tensor: Tensor) -> None:
         """While learning: find the dimension that the rows are in."""
         if not self.plan.learning:
-            return False
+            return
         name, rows = target.names[0], self.units.rows
         dim = self.plan.batch_dim.setdefault(name, 0)
         if dim == 0 and tensor.shape[0] % rows and rows in tensor.shape[1:3]:
             self.plan.batch_dim[name] = 1 + tensor.shape[1:3].index(rows)
-        return True
 
     def record(self, target: Target, piece: Piece) -> None:
         """Keep what one use of a parameter contributes, in its cheapest form."""
@@ -128,7 +146,7 @@ class Recorder:
             self._computed.append((target, piece))
             return
         name = target.names[0]
-        if self._uses[name] == 1:
+        if self._uses[name] == 1 and name not in self.settled:
             self.settled[name] = piece.settle(self.units)
         else:
             self._pieces[name].append(piece)
@@ -140,9 +158,11 @@ class Recorder:
         for target, piece in self._computed:
             self._pull_back(target, piece)
         for name, pieces in self._pieces.items():
+            pieces += [self.settled[name]] if name in self.settled else []
             self.settled[name] = join(pieces, self.units)
         self._computed.clear()
         self._pieces.clear()
+        self._leaves.clear()
 
     def _pull_back(self, target: Target, piece: Piece) -> None:
         """From the gradient of a computed value to those of its parameters, unit by unit."""
@@ -166,13 +186,21 @@ class Recorder:
         return Lookup(ids, piece.values.reshape(rows, ids.shape[1], -1), tuple(table.shape))
 
 
+def call_of(func: Any, others: list[Tensor], handles: list[Handle]) -> Call:
+    if len(handles) == 1:
+        names = handles[0].__dict__["target"].names
+    else:
+        names = tuple(name for h in handles for name in h.target.names)
+    return func, names, tuple([t.dim() for t in others])
+
+
 def _expands(func: Any, args: Any, kwargs: Any, handles: list[Handle], rows: int) -> bool:
     """Whether the function repeats the parameter once per row (a class token)."""
     if func not in EXPANDING:
         return False
     before = handles[0].plain
     after = func(*[a.plain if isinstance(a, Handle) else a for a in args], **kwargs)
-    if after.shape[0] % rows:
+    if after.dim() == 0 or after.shape[0] % rows:
         return False
     return bool(after.dim() > before.dim() or before.shape[0] == 1)
 

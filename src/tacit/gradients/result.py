@@ -41,8 +41,9 @@ class Private:
 class ClippedSum:
     """The sum over units of their clipped gradients.
 
-    Formal guarantee: adding or removing one unit moves the entries `blocks[b]` of `sum`, taken together, by at most
-    `bounds[b]` in L2 norm. A sum without bounds is not private and must not be released as such.
+    Formal guarantee: what one unit adds to the entries `blocks[b]` of `sum`, taken together, has L2 norm at most
+    `bounds[b]`. The sum of many units is rounded too, by some 6e-8 of its own size in float32, which depends on who is
+    in it. A sum without bounds is not private and must not be released as such.
     """
 
     sum: dict[str, Tensor] = field(repr=False)

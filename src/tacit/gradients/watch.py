@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from tacit.gradients.handles import Handle, plain
 from tacit.gradients.layers import attention, recurrent
-from tacit.gradients.recorder import Recorder
+from tacit.gradients.recorder import Misfit, Recorder
 
 _RECURRENT = (nn.LSTM.forward, nn.GRU.forward, nn.RNN.forward)
 
@@ -39,33 +40,70 @@ class Slots:
             (n, m) for n, m in model.named_modules() if isinstance(m, _BatchNorm | _InstanceNorm)
         ]
         self._known = set(names)
+        self._modules = list(model.modules())
+        self._keeping: list[tuple[nn.Module, str]] = []  # where modules keep what they computed from parameters
 
     def changed(self, model: nn.Module) -> list[str]:
-        """Trainable parameters that were created, replaced or made trainable since."""
+        """Parameters that were created, replaced, tied, frozen or made trainable since."""
+        if gone := [
+            n for at, key, n in self._places if at.get(key) is not (p := self.parameters[n]) or not p.requires_grad
+        ]:
+            return gone
         known, stack = self._known, [model]  # at every step: a plain walk, several times faster than modules()
         while stack:
             module = stack.pop()
             stack += [child for child in module._modules.values() if child is not None]
-            for p in module._parameters.values():
-                if p is not None and p.requires_grad and id(p) not in known:
+            for q in module._parameters.values():
+                if q is not None and q.requires_grad and id(q) not in known:
                     return [n for n, q in model.named_parameters() if q.requires_grad and id(q) not in known]
         return []
+
+    def modes(self, model: nn.Module) -> tuple[tuple[int, bool], ...]:
+        """Which modules the model has and which of them are in training mode."""
+        found, stack = [], [model]
+        while stack:
+            module = stack.pop()
+            stack += [child for child in module._modules.values() if child is not None]
+            found.append((id(module), module.training))
+        return tuple(found)
 
     @contextmanager
     def watched(self, recorder: Recorder) -> Iterator[None]:
         """While this lasts the model sees handles instead of its trainable parameters."""
         handles = {name: recorder.handle(name) for name in self.parameters}
+        kept = [(name, p, p.grad) for name, p in self.parameters.items()]
+        rewritten = [
+            (m, forward) for m, forward in self._rewritten if "forward" not in m.__dict__
+        ]  # else the user's own
+        stray = None
         try:
+            for _, p, _ in kept:
+                p.grad = None
             for places, key, name in self._places:
                 places[key] = handles[name]
-            for module, forward in self._rewritten:
+            for module, forward in rewritten:
                 module.__dict__["forward"] = partial(forward, module)
             yield
+            stray = next((name for name, p, _ in kept if p.grad is not None), None)
         finally:
             for places, key, name in self._places:
                 places[key] = self.parameters[name]
-            for module, _ in self._rewritten:
+            for module, _ in rewritten:
                 module.__dict__.pop("forward", None)
+            for _, p, grad in kept:
+                p.grad = grad
+            recorder.closed = True
+            self._drop_handles(recorder.plan.learning)
+        if stray is not None:  # the parameter itself was used, past its handle
+            raise Misfit(stray)
+
+    def _drop_handles(self, learning: bool) -> None:
+        """Modules that keep a value computed from parameters (the old weight_norm) get a plain one."""
+        if learning:
+            found = [(m, key) for m in self._modules for key, v in m.__dict__.items() if isinstance(v, Handle)]
+            self._keeping += [place for place in found if place not in self._keeping]
+        for module, key in self._keeping:
+            module.__dict__[key] = plain(module.__dict__.get(key))
 
 
 def _written_out(module: nn.Module) -> Any:

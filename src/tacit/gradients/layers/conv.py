@@ -81,6 +81,7 @@ def _weight_piece(
     if recorder.plan.batch_dim.get(target.names[0], 0) or x.shape[0] % recorder.units.rows:
         raise Misfit(target.names[0])
     fold = x.shape[0] // recorder.units.rows
+    recorder.folds[target.names[0], fold] += 1
     if groups == 1 and _prefer_factors(shape, g, recorder.units, fold):
         v = patches(x, shape[2:], *geometry)
         u = g.flatten(2).mT

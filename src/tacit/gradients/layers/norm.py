@@ -57,8 +57,7 @@ def _record(
     target = on_weight or on_bias
     assert target is not None
     rows, shape = recorder.units.rows, x.shape[x.dim() - lead :]
-    if recorder.learns_rows(target, x) or recorder.plan.batch_dim[target.names[0]]:
-        g, x, mean, rstd = (recorder.rows_first(target, t) for t in (g, x, mean, rstd))
+    g, x, mean, rstd = (recorder.rows_first(target, t) for t in (g, x, mean, rstd))
     g, x = wide(g.reshape(rows, -1, shape.numel())), wide(x.reshape(rows, -1, shape.numel()))
     if on_weight is None:
         recorder.record(target, PerRow(g.sum(1).reshape(rows, *shape)))
