@@ -71,6 +71,13 @@ def test_sampled_gaussians_agree_with_dp_accounting(
     assert mine >= theirs * (1 - 1e-3)
 
 
+@pytest.mark.slow
+def test_a_million_rarely_sampled_steps_agree_with_dp_accounting() -> None:
+    event = events.poisson(1e-5, events.gaussian(0.5), 10**6)
+    mine, theirs = guarantee(event, delta=1e-6).epsilon, their_pld(event, 1e-6, step=4e-6)
+    assert mine == pytest.approx(theirs, rel=5e-3)
+
+
 @pytest.mark.parametrize(("rate", "noise"), [(0.2, 1.0), (0.5, 0.8), (0.05, 2.0)])
 def test_one_sampled_release_under_replace_one_by_integration(rate: float, noise: float) -> None:
     def densities(x: float) -> tuple[float, float]:

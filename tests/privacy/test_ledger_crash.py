@@ -166,7 +166,9 @@ def charge_forever(ledger: Ledger, tell: Callable[[str], None]) -> None:
             ledger.settle(receipt, 1)
 
 
-@pytest.mark.parametrize(("backend", "kills"), [("sqlite", 200), ("postgres", 24)])
+@pytest.mark.parametrize(
+    ("backend", "kills"), [("sqlite", 200), ("postgres", 24), pytest.param("postgres", 200, marks=pytest.mark.slow)]
+)
 def test_nothing_is_lost_when_workers_are_killed(backend: str, kills: int, request: pytest.FixtureRequest) -> None:
     url = request.getfixturevalue(f"{backend}_url")
     warm = Ledger(url)
