@@ -7,6 +7,7 @@ refused there.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -27,20 +28,20 @@ def _positive(value: float, what: str) -> None:
 
 
 @dataclass(frozen=True)
-class Policy:
+class Policy(ABC):
     """What every policy answers; the defaults are those of one block over all parameters."""
 
     def blocks(self, names: tuple[str, ...]) -> Blocks:
         """Which parameters are clipped together."""
         return {"gradient": names}
 
+    @abstractmethod
     def bounds(self, blocks: Blocks) -> dict[str, float]:
         """The L2 bound of one unit's contribution to each block; empty if there is none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def factors(self, norms: Mapping[str, Tensor], losses: Tensor) -> dict[str, Tensor]:
         """One factor per block and unit, from the norms (float64) and the mean loss of each unit."""
-        raise NotImplementedError
 
     def extra(self, norms: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, float]]:
         """Further sums that leave with the gradient: name -> (one number per unit, its bound)."""
