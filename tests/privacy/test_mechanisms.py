@@ -437,12 +437,15 @@ def test_a_reset_starts_a_new_block_with_fresh_noise() -> None:
         stream.release(zeros())
 
 
-def test_after_a_reset_a_block_still_ends_with_its_group_of_steps() -> None:
-    stream = GaussianStream(paid(events.stream(1.0, 3, strategy="full", blocks=2), ZERO_OUT, seed=3))
+@pytest.mark.parametrize(("contributions", "fresh"), [(1, 4), (2, 3)])
+def test_after_a_reset_a_block_is_as_long_as_its_sensitivity_allows(contributions: int, fresh: int) -> None:
+    """Nobody comes twice: a full block follows. Else a block ends with its group of steps, as it was charged."""
+    event = events.stream(1.0, 3, strategy="full", blocks=2, contributions=contributions)
+    stream = GaussianStream(paid(event, ZERO_OUT, seed=3))
     stream.release(zeros())
     stream.reset()
     out = [stream.release(zeros())["w"] for _ in range(5)]
-    torch.testing.assert_close(out[2], stream.sensitivity * NoiseKey(3).normals(3, 4))
+    torch.testing.assert_close(out[fresh - 1], stream.sensitivity * NoiseKey(3).normals(fresh, 4))
 
 
 def test_a_receipt_has_one_stream() -> None:

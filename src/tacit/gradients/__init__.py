@@ -13,6 +13,7 @@ from tacit.gradients.clipping import (
 )
 from tacit.gradients.engine import Engine, clipped_sum
 from tacit.gradients.result import ClippedSum
+from tacit.gradients.watch import refuse_live_statistics
 
 __all__ = [
     "AdaptiveQuantile",
@@ -27,4 +28,5 @@ __all__ = [
     "PerLayer",
     "Policy",
     "clipped_sum",
+    "refuse_live_statistics",
 ]

@@ -1,6 +1,6 @@
 """What is promised and what is spent: budgets, accounting, the ledger and the mechanisms that draw noise."""
 
-from tacit.privacy import accounting, correlated, events, mechanisms
+from tacit.privacy import accounting, correlated, events, leases, mechanisms
 from tacit.privacy.accounting import UnsupportedEvent, guarantee, noise_multiplier
 from tacit.privacy.budget import Budget, Guarantee, Neighbours, Unit, delta_of, epsilon_of, mu_of
 from tacit.privacy.chain import LedgerDamaged
@@ -34,6 +34,7 @@ __all__ = [
     "events",
     "grid_sum",
     "guarantee",
+    "leases",
     "mechanisms",
     "mu_of",
     "noise_multiplier",

@@ -18,6 +18,9 @@ _APPEND = sa.insert(storage.entries)
 _ADVANCE = sa.update(storage.head).where(storage.head.c.id == 1)
 
 
+_LEASES = ("lease", "saved", "resumed")  # of ``leases``: they cost nothing
+
+
 class LedgerDamaged(LedgerError):
     """The ledger is not what was written: a row was edited, removed or added, or an old copy was put back."""
 
@@ -88,6 +91,10 @@ def _replay(subjects: dict[str, Subject], charged: dict[str, int], row: sa.Row[t
     known, body = subjects.get(row.subject), json.loads(row.body)
     if known is None:
         raise LedgerDamaged(f"Entry {row.seq} charges {row.subject}, which no entry declares.")
+    if row.kind in _LEASES:
+        if row.receipt not in charged:
+            raise LedgerDamaged(f"Entry {row.seq} leases a receipt that no entry charges, or a settled one.")
+        return
     if row.kind == "settle":
         if not 0 <= body["refund"] <= charged.pop(row.receipt, -1):
             raise LedgerDamaged(f"Entry {row.seq} returns what its receipt never paid.")

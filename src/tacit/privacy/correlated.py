@@ -230,9 +230,14 @@ class Mixer:
             self._past = [y.clone() for y in state["past"]]
             self._sums = [s.clone() for s in state["sums"]]
 
+    @property
+    def finished(self) -> bool:
+        """Whether all steps of the block are used."""
+        return self._step >= self.strategy.horizon
+
     def step(self, z: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The correlated noise of this step for fresh standard normal z, at unit scale, float64, in new memory."""
-        if self._step >= self.strategy.horizon:
+        if self.finished:
             raise RuntimeError(
                 f"All {self.strategy.horizon} steps of this noise block are used, and a sequence must not run past its "
                 "horizon. Start a new block with strategy.mixer() and fresh noise."

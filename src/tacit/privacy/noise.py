@@ -27,6 +27,19 @@ class NoiseKey:
         self.seeded = seed is not None
         self._key = hashlib.sha256(f"tacit seed {seed!r}".encode()).digest() if self.seeded else secrets.token_bytes(32)
 
+    @classmethod
+    def from_secret(cls, secret: str, *, seeded: bool) -> NoiseKey:
+        """The key that ``secret`` told, to go on with a stream that was saved."""
+        key = cls()
+        key._key, key.seeded = bytes.fromhex(secret), seeded
+        if len(key._key) != 32:
+            raise ValueError("This is no noise key: it does not have 256 bits.")
+        return key
+
+    def secret(self) -> str:
+        """The key itself, for a private file. Whoever reads it can take the noise off."""
+        return self._key.hex()
+
     def normals(self, release: int, count: int) -> Tensor:
         """``count`` independent standard normals (float64, CPU) that belong to this release alone."""
         pairs = (count + 1) // 2

@@ -94,6 +94,12 @@ class Receipt:
         seeded = " (seeded: not private)" if self.seeded else ""
         return f"receipt {self.id[:8]}{seeded}: {self.stage}, {self.releases} release(s) on {self.subject}"
 
+    def skip(self, used: int) -> None:
+        """Count the first ``used`` releases of a stream as made; for ``leases`` alone."""
+        (slot,) = self._use["slots"]
+        slot.left -= used
+        self._use["used"] += used
+
     def close(self, used: int | None = None) -> DpEvent:
         """No release after this. Returns what ``used`` releases (by default those made so far) amount to.
 
@@ -163,6 +169,8 @@ def take(receipt: Receipt, kind: type[DpEvent], bound: float) -> tuple[DpEvent, 
                 f"No {kind.__name__} is left on receipt {receipt.id[:8]}: {receipt.used} of {receipt.releases} "
                 f"releases were used, and it paid for {paid}."
             )
+        if receipt.used >= receipt._use.get("leased", receipt.releases):
+            raise ReceiptError(f"The lease on receipt {receipt.id[:8]} is used up: lease more releases first.")
         slot.left -= 1
         receipt._use["used"] += 1
         return slot.leaf, receipt.used - 1, key

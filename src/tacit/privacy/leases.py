@@ -1,0 +1,147 @@
+"""Long streams that outlive a process: releases are leased in blocks, durably, and a stream can be taken up again.
+
+A lease is an entry of the ledger which says "up to release n"; nothing is written per release. After a kill, whatever
+was leased counts as used, for nobody knows how far the process came: the stream goes on behind the lease with a fresh
+key. After a clean ``save`` it goes on exactly where it stopped, with the same key and the same correlated noise, from
+a secret that the caller keeps in a private file and that is worth nothing a second time.
+
+Formal guarantee: no two processes ever hold the same releases of a receipt. Each process that takes a stream up gets a
+holder's name, written into the chain; a lease is only granted to the last holder, and a saved state is handed out once,
+in the transaction that writes who took it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from tacit.privacy import chain, storage
+from tacit.privacy.events import StreamDpEvent
+from tacit.privacy.ledger import Ledger
+from tacit.privacy.mechanisms import GaussianStream
+from tacit.privacy.noise import NoiseKey
+from tacit.privacy.receipts import Receipt, ReceiptError
+from tacit.privacy.state import canonical
+
+
+@dataclass(frozen=True, kw_only=True)
+class Secret:
+    """What goes on exactly where a stream stopped: the key and the correlated noise. Never printed; keep it private."""
+
+    receipt: str
+    token: str = field(repr=False)
+    used: int
+    key: str = field(repr=False)
+    mixer: dict[str, Any] = field(repr=False)
+
+
+def extend(ledger: Ledger, receipt: Receipt, releases: int) -> int:
+    """Lease the next ``releases`` releases; returns the number up to which the receipt may now release.
+
+    A receipt that was leased once releases nothing beyond its lease.
+    """
+    if not receipt.live:
+        raise ReceiptError(f"Receipt {receipt.id[:8]} is closed or belongs to another process: lease nothing on it.")
+    if releases < 1:
+        raise ValueError(f"A lease is at least one release, not {releases}.")
+    holder = receipt._use.setdefault("holder", secrets.token_hex(8))
+    upto = min(receipt.used + releases, receipt.releases)
+    with ledger._transaction() as connection:
+        last = _last(connection, receipt.id)
+        if last is not None and last["holder"] != holder:
+            raise ReceiptError(f"Another process has taken up the stream of receipt {receipt.id[:8]}: stop here.")
+        _append(connection, "lease", receipt, {"upto": upto, "holder": holder})
+    receipt._use["leased"] = upto
+    return upto
+
+
+def secret_of(stream: GaussianStream) -> Secret:
+    """The state of a stream between two releases. Write it to a private file, then tell the ledger with ``save``."""
+    receipt = stream.receipt
+    if not receipt.live or receipt._key is None:
+        raise ReceiptError(f"Receipt {receipt.id[:8]} is closed or belongs to another process: there is no state.")
+    return Secret(
+        receipt=receipt.id,
+        token=secrets.token_hex(16),
+        used=receipt.used,
+        key=receipt._key.secret(),
+        mixer=stream._mixer.state(),
+    )
+
+
+def save(ledger: Ledger, receipt: Receipt, secret: Secret) -> None:
+    """Record that the stream stands at ``secret``: whoever shows it first may go on from there, exactly.
+
+    The unused rest of the lease is returned. If the stream goes on in this process instead, its next lease makes the
+    secret worthless.
+    """
+    holder = receipt._use.setdefault("holder", secrets.token_hex(8))
+    if secret.used != receipt.used:
+        raise ReceiptError("This state is older than the stream: take a new one.")
+    with ledger._transaction() as connection:
+        last = _last(connection, receipt.id)
+        if last is not None and last["holder"] != holder:
+            raise ReceiptError(f"Another process has taken up the stream of receipt {receipt.id[:8]}: stop here.")
+        body = {"upto": secret.used, "holder": holder, "token": _digest(secret.token)}
+        _append(connection, "saved", receipt, body)
+    receipt._use["leased"] = secret.used
+
+
+def resume(ledger: Ledger, receipt_id: str, secret: Secret | None) -> tuple[Receipt, GaussianStream, bool]:
+    """Take up a stream; the last value says whether it goes on exactly where it was saved.
+
+    Otherwise (no secret, a used one, or releases after it) all that was leased counts as used and a new noise block
+    starts. ``receipt.used`` is then the number of the next release: no row of an earlier one may be fed again.
+    """
+    told = ledger.receipt(receipt_id)
+    if not isinstance(told.event, StreamDpEvent):
+        raise ReceiptError(f"Receipt {receipt_id[:8]} paid for no stream: there is nothing to take up.")
+    holder = secrets.token_hex(8)
+    with ledger._transaction() as connection:
+        if _settled(connection, receipt_id):
+            raise ReceiptError(f"Receipt {receipt_id[:8]} was settled: its stream is over.")
+        last = _last(connection, receipt_id) or {"upto": 0}
+        exact = secret is not None and secret.receipt == receipt_id and last.get("token") == _digest(secret.token)
+        used = int(last["upto"])
+        _append(connection, "resumed", told, {"upto": used, "holder": holder, "exact": exact})
+    if exact and secret is not None:
+        key = NoiseKey.from_secret(secret.key, seeded=told.seeded)
+    else:
+        key = NoiseKey((receipt_id, used)) if told.seeded else NoiseKey()
+    receipt = told.issued(key)
+    receipt.skip(used)
+    receipt._use.update(holder=holder, leased=used)
+    stream = GaussianStream(receipt)
+    if exact and secret is not None:
+        stream._mixer = stream.strategy.mixer(secret.mixer)
+    return receipt, stream, exact
+
+
+def _append(connection: Connection, kind: str, receipt: Receipt, body: dict[str, Any]) -> None:
+    chain.append(connection, kind, receipt.subject, receipt.id, canonical(body))
+
+
+def _last(connection: Connection, receipt_id: str) -> dict[str, Any] | None:
+    """The newest word on how far a receipt's releases are given away."""
+    chain.current(connection)  # which makes every other writer wait
+    table = storage.entries
+    kinds = table.c.kind.in_(("lease", "saved", "resumed"))
+    query = sa.select(table.c.body).where(table.c.receipt == receipt_id, kinds).order_by(table.c.seq.desc()).limit(1)
+    row = connection.execute(query).one_or_none()
+    return None if row is None else json.loads(row.body)
+
+
+def _settled(connection: Connection, receipt_id: str) -> bool:
+    table = storage.entries
+    query = sa.select(table.c.seq).where(table.c.receipt == receipt_id, table.c.kind == "settle")
+    return connection.execute(query).first() is not None
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
