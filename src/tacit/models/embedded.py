@@ -1,0 +1,24 @@
+"""The embedded source model: a small ConvNeXt-like net that knows clothes, trained by recipes/source-model.toml."""
+
+from __future__ import annotations
+
+from importlib.resources import as_file, files
+
+from safetensors.torch import load_file
+
+from tacit.models.convnet import ConvNet
+
+MEAN, STD = 0.2860, 0.3530  # of Fashion-MNIST's pixels
+
+
+def architecture() -> ConvNet:
+    """The embedded model's shape, untrained: 103,530 parameters, 11 LayerNorms."""
+    return ConvNet(channels=1, classes=10, widths=(32, 64), depths=(4, 4), mean=(MEAN,), std=(STD,))
+
+
+def embedded() -> ConvNet:
+    """The trained source model, in evaluation mode. It takes images in [0, 1] and normalises them inside."""
+    model = architecture()
+    with as_file(files("tacit.models").joinpath("files/source.safetensors")) as path:
+        model.load_state_dict(load_file(path))
+    return model.eval()
