@@ -1,0 +1,34 @@
+"""Private test-time adaptation: a deployed model learns from an unlabelled, shifting stream and remembers nobody."""
+
+from tacit.adapt.adapter import Adapter, Options
+from tacit.adapt.fisher import Fisher, fisher
+from tacit.adapt.forms import DP, Clip, Privacy
+from tacit.adapt.makers import COME, EATA, SAR, DeYO, Tent
+from tacit.adapt.methods import Certain, Filter, Method, Structured, Unusual
+from tacit.adapt.saving import resume_adapter, save_adapter
+from tacit.adapt.uncertainty import entropy, opinion, opinion_as_printed
+
+__all__ = [
+    "COME",
+    "DP",
+    "EATA",
+    "SAR",
+    "Adapter",
+    "Certain",
+    "Clip",
+    "DeYO",
+    "Filter",
+    "Fisher",
+    "Method",
+    "Options",
+    "Privacy",
+    "Structured",
+    "Tent",
+    "Unusual",
+    "entropy",
+    "fisher",
+    "opinion",
+    "opinion_as_printed",
+    "resume_adapter",
+    "save_adapter",
+]

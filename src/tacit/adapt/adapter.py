@@ -1,0 +1,268 @@
+"""The adapter: predict, then learn from the same images, in whatever form of whatever method."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from tacit.adapt.attendance import Attendance
+from tacit.adapt.forms import DP, Clip, Privacy
+from tacit.adapt.memory import Memory
+from tacit.adapt.methods import Method
+from tacit.adapt.noise import NoisyStream, open_account
+from tacit.adapt.steps import Clipped, Curator, Gradient, Plain, Rows, Step
+from tacit.gradients import refuse_live_statistics
+from tacit.models import normalisers, select
+from tacit.privacy import Guarantee, Ledger, Unit
+
+
+class Options(TypedDict, total=False):
+    """What every method's adapter takes beside model, method and privacy."""
+
+    batch_size: int  # the denominator of every update; a batch may have fewer rows, never more
+    lr: float
+    momentum: float
+    optimiser: Literal["sgd", "adam"]
+    scheme: str  # which parameters, by the type of their layer; see tacit.models.select
+    classes: Tensor | None  # a mask over the classes that may occur; predictions stay over all
+    ledger: Ledger | None
+    subject: str | None
+    unit: Unit | str
+    seed: int | None  # reproducible noise: not private
+    lease: int  # steps that are recorded as used at a time
+    microbatch: int | None
+    curator: Curator | None  # told about each step's sum, private facts included
+
+
+class Adapter:
+    """A model that adapts to the stream of images it is shown.
+
+    `adapter(images)` returns the logits of the parameters from *before* this batch and then updates them.
+
+    Formal guarantee of the private form (`privacy=DP(...)`): unit, the stream's unit in the ledger (a row, or what
+    `units=` labels); neighbours, two streams of the same length and batch sizes that differ in one unit's rows
+    (replaced, or blanked under zero-out). Each step releases one sum of clipped gradients with Gaussian noise; a unit
+    takes part in at most `contributions` steps, so the sequence of all parameters is one Gaussian release of what is
+    charged before the first step (see `privacy.correlated` for correlated noise), however long the stream is. Filters
+    that read the past, SAR's second gradient and its reset are not there; what follows the noise reads only released
+    values. What a person is told about their own image depends on their own image: the guarantee covers everyone
+    else's.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: Method,
+        *,
+        privacy: Privacy = None,
+        batch_size: int = 64,
+        lr: float = 0.005,
+        momentum: float = 0.9,
+        optimiser: Literal["sgd", "adam"] = "sgd",
+        scheme: str = "norms",
+        classes: Tensor | None = None,
+        ledger: Ledger | None = None,
+        subject: str | None = None,
+        unit: Unit | str = Unit.SAMPLE,
+        seed: int | None = None,
+        lease: int = 256,
+        microbatch: int | None = None,
+        curator: Curator | None = None,
+    ) -> None:
+        if not (isinstance(batch_size, int) and batch_size >= 1 and lease >= 1):
+            raise ValueError(f"batch_size and lease are whole and at least 1, not {batch_size!r} and {lease!r}.")
+        if not (0 < lr < math.inf and 0 <= momentum < 1):
+            raise ValueError(f"lr must be positive and momentum in [0, 1), not {lr!r} and {momentum!r}.")
+        if optimiser not in ("sgd", "adam"):
+            raise ValueError(f"The optimiser is sgd or adam, not {optimiser!r}.")
+        if privacy is not None and not isinstance(privacy, Clip | DP):
+            raise TypeError(f"privacy is None, Clip(...) or DP(...), not {privacy!r}.")
+        refuse_live_statistics(list(model.named_modules()))
+        self.model, self.method, self.privacy, self.batch_size = model, method, privacy, batch_size
+        self.stream: NoisyStream | None = None
+        if isinstance(privacy, DP) and privacy.private:
+            account = open_account(privacy, ledger, subject, unit=unit, lease=lease, seed=seed)
+            self.stream = NoisyStream(privacy, account, batch_size)
+        model.eval()
+        names = _adapted(model, scheme, method.share)
+        self.parameters = {name: p for name, p in model.named_parameters() if name in names}
+        self.origin = {name: p.detach().clone() for name, p in self.parameters.items()}
+        self.memory = Memory()
+        self.generator = torch.Generator().manual_seed(0 if seed is None else seed)
+        self._first_patches = self.generator.get_state()
+        self.attendance = Attendance(
+            *((privacy.contributions, privacy.separation) if isinstance(privacy, DP) else (1 << 62, 1))
+        )
+        self.told_units = False  # whether any batch came with units=
+        self.steps = 0  # batches seen, or given up after a kill: the number of the next one
+        self.optimise = {"kind": optimiser, "lr": lr, "momentum": momentum}
+        self.optimiser = self._new_optimiser()
+        self._row_shape: torch.Size | None = None
+        self._step = self._make_step(classes, microbatch, curator)
+
+    def __call__(self, images: Tensor, *, units: Tensor | None = None) -> Tensor:
+        """Predict each image with the parameters as they are, then learn from the batch.
+
+        `units` (one integer per row) says whose each row is: the rows of a unit in a batch count as one, and a unit
+        beyond its `contributions` (or too soon) gets predictions and contributes nothing. So do rows with values that
+        are not finite; for their prediction such values count as zero.
+        """
+        labels = self._check(images, units)
+        if len(images) == 0:
+            return self._step.predict(images.new_zeros(1, *images.shape[1:]))[:0]
+        finite = torch.isfinite(images.flatten(1)).all(1)
+        shown = images if bool(finite.all()) else torch.nan_to_num(images, nan=0.0, posinf=0.0, neginf=0.0)
+        if self._row_shape is None:
+            self._prepare(shown)
+        taking = finite.cpu()
+        if labels is not None:
+            taking &= self.attendance.admit(labels, self.steps)
+        logits, gradient = self._learn(shown, taking, labels)
+        self.steps += 1
+        if gradient is not None:
+            self._update(gradient)
+        if self._should_recover():
+            self._restore()
+        return logits
+
+    def reset(self) -> None:
+        """Back to the source model, with nothing remembered and a new noise block. Who took part is not forgotten."""
+        self._restore()
+        self.generator.set_state(self._first_patches)
+        if self.stream is not None:
+            self.stream.reset()
+
+    @property
+    def guarantee(self) -> Guarantee | None:
+        """What was spent on the stream so far; None in the forms that promise nothing."""
+        return None if self.stream is None else self.stream.guarantee
+
+    @property
+    def assumptions(self) -> list[str]:
+        """What the guarantee rests on, for the card."""
+        if not isinstance(self.privacy, DP) or self.stream is None:
+            return []
+        times = "one row" if self.privacy.contributions == 1 else f"rows in at most {self.privacy.contributions} steps"
+        said = ["arrival times, batch sizes and the length of the stream are public"]
+        if not self.told_units:
+            said.append(f"assumes {times} per person: no units were given, so it was not enforced")
+        if not self.stream.account.ledger.durable:
+            said.append("the ledger is in memory (not durable): it stops no second run on the same people")
+        if self.stream.account.seed is not None:
+            said.append("seeded: not private")
+        return said
+
+    def _learn(self, images: Tensor, taking: Tensor, units: Tensor | None) -> tuple[Tensor, Gradient | None]:
+        if bool(taking.all()):
+            return self._step(Rows(images=images, units=units))
+        rest = self._step.predict(images[~taking])
+        part, gradient = self._step(Rows(images=images[taking], units=None if units is None else units[taking]))
+        logits = images.new_empty(len(images), rest.shape[1], dtype=rest.dtype)
+        logits[~taking], logits[taking] = rest, part.to(rest.dtype)
+        return logits, gradient
+
+    def _update(self, gradient: Gradient) -> None:
+        anchor, strength = self.method.anchor, self.method.pull_strength
+        for name, parameter in self.parameters.items():
+            value = gradient[name]
+            if anchor is not None:  # after the noise: it reads no private data
+                value = value + strength * anchor.gradient(name, parameter.detach())
+            parameter.grad = value.to(parameter.dtype)
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+
+    def _should_recover(self) -> bool:
+        """SAR's reset; `mood` is only ever filled in the forms that are not private."""
+        threshold, mood = self.method.recovery, self.memory.mood
+        if threshold is None or mood is None:
+            return False
+        classes = self._step.classes
+        count = self._class_count if classes is None else int(classes.sum())
+        return mood < threshold * math.log(count)
+
+    def _restore(self) -> None:
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(self.origin[name])
+        self.optimiser = self._new_optimiser()
+        self.memory.forget()
+
+    def _check(self, images: Tensor, units: Tensor | None) -> Tensor | None:
+        """Everything that can be wrong with a batch, before anything is charged or changed."""
+        if not isinstance(images, Tensor) or not images.is_floating_point() or images.dim() < 2:
+            found = f"{images.dtype} of shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images)
+            raise ValueError(f"A batch is a float tensor, one row per image (images in [0, 1]); got {found}.")
+        if len(images) > self.batch_size:
+            raise ValueError(f"{len(images)} rows in a batch, and batch_size={self.batch_size}: split the batch.")
+        if self._row_shape is not None and images.shape[1:] != self._row_shape:
+            raise ValueError(
+                f"Images of shape {tuple(images.shape[1:])} in a stream of {tuple(self._row_shape)}: keep one shape."
+            )
+        if units is None:
+            return None
+        labels = torch.as_tensor(units).cpu()
+        if labels.shape != (len(images),) or labels.is_floating_point() or labels.dtype == torch.bool:
+            raise ValueError(f"units are one integer per row: {len(images)} of them, in one dimension.")
+        self.told_units = True
+        return labels
+
+    def _prepare(self, images: Tensor) -> None:
+        """Once, on the first batch: does the model take these images, and can the form be kept?"""
+        try:
+            logits = self._step.predict(images[:1])
+        except (RuntimeError, TypeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(f"The model does not take images of shape {tuple(images.shape[1:])}: {reason}.") from None
+        self._class_count = logits.shape[1]
+        classes = self._step.classes
+        if classes is not None and (classes.shape != (self._class_count,) or classes.dtype != torch.bool):
+            raise ValueError(f"classes is a bool per class of the model: {self._class_count} of them.")
+        if isinstance(self._step, Clipped):
+            self._step.check(images)
+        if self.stream is not None:
+            self.stream.charge(self.method.name)
+        self._row_shape = images.shape[1:]
+
+    def _make_step(self, classes: Tensor | None, microbatch: int | None, curator: Curator | None) -> Step:
+        shared: dict[str, Any] = {"memory": self.memory, "generator": self.generator, "classes": classes}
+        if self.privacy is None:
+            return Plain(self.model, self.method, self.parameters, **shared)
+        return Clipped(
+            self.model,
+            self.method,
+            self.parameters,
+            form=self.privacy,
+            batch_size=self.batch_size,
+            stream=self.stream,
+            microbatch=microbatch,
+            curator=curator,
+            **shared,
+        )
+
+    def _new_optimiser(self) -> torch.optim.Optimizer:
+        values, lr = list(self.parameters.values()), float(self.optimise["lr"])
+        if self.optimise["kind"] == "adam":
+            return torch.optim.Adam(values, lr=lr)
+        return torch.optim.SGD(values, lr=lr, momentum=float(self.optimise["momentum"]))
+
+    def __repr__(self) -> str:
+        promise = "not private" if self.stream is None else f"epsilon {self.privacy.epsilon:g}"  # type: ignore[union-attr]
+        numbers = sum(p.numel() for p in self.parameters.values())
+        return f"Adapter({self.method.name}, {promise}, {numbers:,} parameters, batch size {self.batch_size})"
+
+
+def _adapted(model: nn.Module, scheme: str, share: float) -> set[str]:
+    """The parameters of the scheme; with a share, only those of the first normalisation layers."""
+    names = select(model, scheme)
+    if share >= 1:
+        return set(names)
+    layers = [name for name, _ in normalisers(model)]
+    late = layers[math.floor(share * len(layers)) :]
+    dropped = {name for name in names if any(name.startswith(f"{layer}.") for layer in late)}
+    for name, parameter in model.named_parameters():
+        if name in dropped:
+            parameter.requires_grad_(False)
+    return set(names) - dropped

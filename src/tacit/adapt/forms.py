@@ -1,0 +1,99 @@
+"""The forms of a method: as published (None), with clipped gradients (`Clip`), or differentially private (`DP`)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from tacit.gradients import Policy
+from tacit.privacy import Budget, Neighbours, accounting, events
+from tacit.privacy.events import DpEvent
+
+BLOCKS = 1 << 20  # noise blocks that a stream is charged for: beyond `contributions` their number costs nothing
+ENDLESS = 1 << 20  # steps of a block of independent noise, where no horizon is given: their number costs nothing
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Clip each unit's gradient, keep the filters, add no noise: not private.
+
+    The sum is divided by the batch size, whatever passed the filters. `clip` may be any policy of
+    `tacit.gradients`, those without a bound included. `ascent`: SAR's ascent gradient is clipped like the update's
+    (by default only the update's is).
+    """
+
+    clip: float | Policy
+    ascent: bool = False
+
+    def __post_init__(self) -> None:
+        _check_clip(self.clip)
+
+
+@dataclass(frozen=True)
+class DP:
+    """Differential privacy over the stream.
+
+    `clip` bounds each unit's gradient. `noise`: independent at every step, or correlated over a `horizon` of steps so
+    that it cancels in the running sum, at the same epsilon. `filters="per-sample"` keeps the filters that look at one
+    row alone, with the batch size as denominator (the paper's "v2"). A unit takes part in at most `contributions`
+    steps, at least `separation` apart. `epsilon=inf` adds no noise and is not private.
+    """
+
+    epsilon: float
+    delta: float = 1e-6
+    clip: float | Policy = 1.0
+    noise: Literal["independent", "correlated"] = "independent"
+    horizon: int | None = None
+    filters: Literal["none", "per-sample"] = "none"
+    contributions: int = 1
+    separation: int = 1
+    neighbours: Neighbours = Neighbours.REPLACE_ONE
+
+    def __post_init__(self) -> None:
+        _check_clip(self.clip)
+        if self.private:
+            Budget(self.epsilon, self.delta)  # which checks both
+            if self.delta == 0:
+                raise ValueError("Gaussian noise needs a delta above 0 (1e-6, say): it is never pure.")
+        object.__setattr__(self, "neighbours", Neighbours(self.neighbours))
+        if self.neighbours is Neighbours.ADD_REMOVE:
+            raise ValueError("A stream has fixed slots: choose the relation replace-one or zero-out, not add-remove.")
+        for name, allowed in (("noise", ("independent", "correlated")), ("filters", ("none", "per-sample"))):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} is one of {', '.join(allowed)}, not {getattr(self, name)!r}.")
+        if self.noise == "correlated" and self.horizon is None:
+            raise ValueError("Correlated noise needs horizon=, the number of steps of the stream (or of an episode).")
+        for value in (self.horizon or 1, self.contributions, self.separation):
+            events.check_count(value, "horizon, contributions and separation")
+
+    @property
+    def private(self) -> bool:
+        return not math.isinf(self.epsilon)
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(self.epsilon, self.delta)
+
+    def event(self, noise_multiplier: float) -> DpEvent:
+        """The whole stream as one release."""
+        return events.stream(
+            noise_multiplier,
+            self.horizon or ENDLESS,
+            strategy="independent" if self.noise == "independent" else "buffered",
+            contributions=self.contributions,
+            separation=self.separation,
+            blocks=BLOCKS,
+        )
+
+    def noise_multiplier(self) -> float:
+        """The smallest noise, relative to the clip, that meets the budget."""
+        return accounting.noise_multiplier(self.budget, self.event, neighbours=self.neighbours)
+
+
+Privacy = Clip | DP | None
+
+
+def _check_clip(clip: float | Policy) -> None:
+    if not isinstance(clip, Policy) and not (isinstance(clip, int | float) and 0 < clip < math.inf):
+        raise ValueError(f"clip is a positive number or a clip policy, not {clip!r}.")

@@ -1,0 +1,200 @@
+"""Saving an adapter and taking it up again.
+
+A checkpoint holds released values only and may be shared: parameters, optimiser, counters, and which receipt paid.
+Keys and correlated noise go to a private file (0600) beside the ledger. After a clean save the run goes on exactly;
+after a kill it goes on from the checkpoint in a new noise block, at the step behind the last lease: `adapter.steps`
+says which batch is next, and none before it may be fed again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from tacit.adapt.adapter import Adapter
+from tacit.adapt.noise import NoisyStream
+from tacit.privacy import Ledger, leases
+from tacit.privacy.leases import Secret
+
+VERSION = 1
+_MEMORY = "memory.last."
+
+
+def save_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | None = None) -> None:
+    """Write a checkpoint to `path`; in the private form also the private file, first.
+
+    `private` is the folder for it: by default that of the ledger's SQLite file.
+    """
+    stream = adapter.stream
+    secret = None
+    if stream is not None and stream.stream is not None:
+        folder = _private_folder(stream.account.ledger, private)
+        adapter.attendance.keep_at(folder / f"tacit-{stream.stream.receipt.id}.attendance")
+        secret = leases.secret_of(stream.stream)
+        _write(folder / f"tacit-{secret.receipt}.secret", _pack_secret(secret), 0o600)
+    _write(Path(path), _pack(adapter), 0o644)
+    if secret is not None and stream is not None and stream.stream is not None:
+        leases.save(stream.account.ledger, stream.stream.receipt, secret)
+
+
+def resume_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | None = None) -> bool:
+    """Take up what `save_adapter` wrote, in a new adapter made with the same options; True if it goes on exactly."""
+    tensors, facts = _unpack(Path(path))
+    expected = _describe(adapter)
+    for key, value in expected.items():
+        if facts["adapter"].get(key) != value:
+            told = facts["adapter"].get(key)
+            raise ValueError(f"The checkpoint {path} is of another adapter: its {key} is {told!r}, not {value!r}.")
+    if adapter.steps:
+        raise ValueError("This adapter has begun already: take up a checkpoint with a new one.")
+    exact = True
+    if facts["receipt"] is not None:
+        if adapter.stream is None:
+            raise ValueError("This checkpoint is of a private run: take it up with the same privacy and its ledger.")
+        exact = _take_up(adapter, adapter.stream, facts["receipt"], private)
+    _restore(adapter, tensors, facts)
+    if adapter.stream is not None:
+        adapter.steps = max(adapter.steps, adapter.stream.steps)
+    return exact
+
+
+def _take_up(adapter: Adapter, stream: NoisyStream, receipt_id: str, private: str | Path | None) -> bool:
+    folder = _private_folder(stream.account.ledger, private)
+    file = folder / f"tacit-{receipt_id}.secret"
+    secret = _unpack_secret(file.read_bytes()) if file.exists() else None
+    receipt, noise, exact = leases.resume(stream.account.ledger, receipt_id, secret)
+    file.unlink(missing_ok=True)  # it is worth nothing any more
+    stream.take_up(receipt, noise)
+    adapter.attendance.read(folder / f"tacit-{receipt_id}.attendance")
+    return exact
+
+
+def _private_folder(ledger: Ledger, private: str | Path | None) -> Path:
+    if not ledger.durable:
+        raise ValueError("This run's ledger is in memory (not durable), so it cannot be taken up: give ledger= a file.")
+    if private is not None:
+        return Path(private)
+    name = ledger.url.removeprefix("sqlite:///")
+    if "://" in name:
+        raise ValueError("Say where keys are kept with private=, a folder that only you can read.")
+    return Path(name).resolve().parent
+
+
+def _describe(adapter: Adapter) -> dict[str, Any]:
+    """What must be the same when a run is taken up."""
+    return {
+        "method": adapter.method.name,
+        "privacy": repr(adapter.privacy),
+        "batch size": adapter.batch_size,
+        "optimiser": adapter.optimise,
+        "parameters": {name: list(p.shape) for name, p in adapter.parameters.items()},
+    }
+
+
+def _pack(adapter: Adapter) -> bytes:
+    memory = adapter.memory
+    tensors = {f"parameter.{name}": p.detach().contiguous() for name, p in adapter.parameters.items()}
+    tensors |= {f"origin.{name}": value.contiguous() for name, value in adapter.origin.items()}
+    tensors |= {f"{_MEMORY}{name}": value.contiguous() for name, value in (memory.last or {}).items()}
+    if memory.usual is not None:
+        tensors["memory.usual"] = memory.usual
+    scalars: dict[str, dict[str, float]] = {}
+    for index, state in adapter.optimiser.state_dict()["state"].items():
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimiser.{index}.{key}"] = value.contiguous()
+            elif value is not None:
+                scalars.setdefault(str(index), {})[key] = value
+    tensors["generator"] = adapter.generator.get_state()
+    receipt = adapter.stream.receipt if adapter.stream is not None else None
+    facts = {
+        "tacit adapter": VERSION,
+        "adapter": _describe(adapter),
+        "steps": adapter.steps,
+        "told_units": adapter.told_units,
+        "mood": memory.mood,
+        "bound": memory.bound,
+        "optimiser": scalars,
+        "receipt": None if receipt is None else receipt.id,
+        "head": None if receipt is None else receipt.head,
+    }
+    return save(tensors, metadata={"tacit": json.dumps(facts)})
+
+
+def _unpack(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    raw = path.read_bytes()
+    try:
+        tensors = load(raw)
+        length = int.from_bytes(raw[:8], "little")
+        facts = json.loads(json.loads(raw[8 : 8 + length])["__metadata__"]["tacit"])
+    except (SafetensorError, ValueError, KeyError):
+        raise ValueError(f"{path} is no checkpoint of an adapter, or it is damaged.") from None
+    if facts.get("tacit adapter") != VERSION:
+        raise ValueError(f"{path} was written by another version of tacit (format {facts.get('tacit adapter')}).")
+    return tensors, facts
+
+
+def _restore(adapter: Adapter, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    with torch.no_grad():
+        for name, parameter in adapter.parameters.items():
+            parameter.copy_(tensors[f"parameter.{name}"])
+            adapter.origin[name].copy_(tensors[f"origin.{name}"])
+    state: dict[int, dict[str, Any]] = {int(i): dict(values) for i, values in facts["optimiser"].items()}
+    for key, value in tensors.items():
+        if key.startswith("optimiser."):
+            _, index, name = key.split(".", 2)
+            state.setdefault(int(index), {})[name] = value
+    adapter.optimiser.load_state_dict(adapter.optimiser.state_dict() | {"state": state})
+    last = {key.removeprefix(_MEMORY): value for key, value in tensors.items() if key.startswith(_MEMORY)}
+    adapter.memory.last = last or None
+    adapter.memory.usual = tensors.get("memory.usual")
+    adapter.memory.mood, adapter.memory.bound = facts["mood"], facts["bound"]
+    adapter.generator.set_state(tensors["generator"])
+    adapter.steps, adapter.told_units = facts["steps"], facts["told_units"]
+
+
+def _pack_secret(secret: Secret) -> bytes:
+    mixer = dict(secret.mixer)
+    tensors = {f"{part}.{i}": t for part in ("past", "sums") for i, t in enumerate(mixer.pop(part))}
+    tensors["none"] = torch.zeros(1)  # a file of tensors is never empty
+    plain = asdict(secret) | {"mixer": mixer}
+    return save(tensors, metadata={"secret": json.dumps(plain)})
+
+
+def _unpack_secret(raw: bytes) -> Secret | None:
+    try:
+        tensors = load(raw)
+        length = int.from_bytes(raw[:8], "little")
+        plain = json.loads(json.loads(raw[8 : 8 + length])["__metadata__"]["secret"])
+    except (SafetensorError, ValueError, KeyError):
+        return None  # half written when the process died: the ledger knows of no such save
+    mixer = plain["mixer"]
+    mixer["shapes"] = {name: tuple(shape) for name, shape in mixer["shapes"].items()}
+    mixer["strategy"] = {k: tuple(v) if isinstance(v, list) else v for k, v in mixer["strategy"].items()}
+    for part in ("past", "sums"):
+        found = sorted((int(k.split(".")[1]), t) for k, t in tensors.items() if k.startswith(f"{part}."))
+        mixer[part] = [t for _, t in found]
+    return Secret(**plain)
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """All of it or nothing: to a file beside it, to the disk, then in its place."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        with os.fdopen(file, "wb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
