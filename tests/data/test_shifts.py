@@ -2,6 +2,7 @@
 
 import io
 import math
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -18,6 +19,7 @@ from tacit.data.shifts.strengths import STRENGTHS
 ALL = TEST + EXTRA
 
 
+@cache
 def photographs(count: int, channels: int, side: int) -> Tensor:
     """Something with edges, flat parts, colours and detail at every size: clothes, resized and put in layers."""
     clothes = fashion_mnist("test")[0][: count * channels].reshape(count, channels, 28, 28).float() / 255
@@ -40,7 +42,7 @@ def test_the_names_and_their_order_are_the_published_ones() -> None:
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize(("channels", "side"), [(1, 28), (3, 32), (1, 64), (3, 64)])
 def test_distance_from_the_clean_picture_grows_with_severity(name: str, channels: int, side: int) -> None:
-    images = photographs(24, channels, side)
+    images = photographs(12, channels, side)
     shifted = [corrupt(images, name, severity, seed=3) for severity in range(1, 6)]
     distances = [(copy - images).square().mean().item() for copy in shifted]
     assert distances[0] > 1e-5

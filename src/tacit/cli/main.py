@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import typer
 
 from tacit import __version__
-from tacit.cli import check, ledger, noise
+from tacit.cli import card, check, ledger, noise
+from tacit.cli import run as run_recipe
 
 # typer brings its own click, or uses the installed one: either way, what its usage errors have in common
 UsageProblem: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -18,6 +19,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("run")(run_recipe.run)
+app.command("card")(card.card)
 app.command("noise")(noise.noise)
 app.command("check")(check.check)
 app.add_typer(ledger.app, name="ledger")

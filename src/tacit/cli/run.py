@@ -1,0 +1,183 @@
+"""`tacit run`: any life of a model that is described in TOML, from the recipe to the report.
+
+A kind of recipe is three names: the dataclass that its file fills, the function that does the work and the one that
+turns what came out into a report. They are loaded when a recipe asks for them and not before.
+
+    run(config, *, out: Path, progress: recipes.Progress) -> result
+    render(result) -> report.write.Findings
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from tacit import recipes
+from tacit.cli.output import AsJson, console, print_json
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from tacit.report.write import Findings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """Where a kind of recipe lives, each as ``package.module:name``."""
+
+    config: str
+    run: str
+    render: str
+
+
+KINDS: dict[str, Kind] = {
+    "adapt": Kind(config="tacit.adapt.study:Study", run="tacit.adapt.study:run", render="tacit.report.adapt:render"),
+    "source-model": Kind(
+        config="tacit.pretrain.source:SourceModel",
+        run="tacit.pretrain.source:run",
+        render="tacit.report.source_model:render",
+    ),
+}
+_EVERY = 10.0  # seconds between plain lines about the same thing
+
+
+def run(
+    recipe: Annotated[Path, typer.Argument(help="A TOML file with a kind and its settings.", show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="Where the report goes; runs/NAME-OF-THE-RECIPE by default.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a recipe and write its report, its privacy card and its facts."""
+    out = out or Path("runs") / recipe.stem
+    try:
+        findings, facts = _run(recipe, out)
+    except KeyboardInterrupt:
+        typer.echo(f"Stopped: no report was written to {out}. What was charged to a ledger stays spent.", err=True)
+        raise typer.Exit(130) from None
+    if as_json:
+        print_json(facts)
+        return
+    screen = console()
+    for table in findings.summary:
+        screen.print(table.rich())
+    screen.print(facts["privacy"]["sentence"], markup=False)
+    typer.echo(f"The report is {out / 'report.html'}, its privacy card {out / 'privacy-card.md'}.")  # never wrapped
+
+
+def _run(recipe: Path, out: Path) -> tuple[Findings, dict[str, Any]]:
+    """From the recipe to the files; whatever goes wrong, no folder is left behind that was made for nothing."""
+    kind, config = recipes.read(recipe, _Configs())
+    from tacit.report import write  # slow to load
+
+    made = write.prepare(out)
+    try:
+        with Bar() as progress:
+            result = _load(KINDS[kind].run)(config, out=out, progress=progress)
+            findings: Findings = _load(KINDS[kind].render)(result)
+            facts = write.write_run(
+                out,
+                title=findings.title,
+                lead=findings.lead,
+                sections=findings.sections,
+                ledgers=findings.ledgers,
+                facts=findings.facts,
+                assumptions=findings.assumptions,
+                not_covered=findings.not_covered,
+                about={"kind": kind, "recipe": recipes.plain(config), "fingerprint": recipes.fingerprint(config)},
+            )
+    except BaseException:
+        write.discard(made)
+        raise
+    return findings, facts
+
+
+class _Configs(Mapping[str, type]):
+    """The dataclass of each kind, loaded when it is looked up."""
+
+    def __getitem__(self, kind: str) -> type:
+        found: type = _load(KINDS[kind].config)
+        return found
+
+    def __contains__(self, kind: object) -> bool:
+        return kind in KINDS
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(KINDS)
+
+    def __len__(self) -> int:
+        return len(KINDS)
+
+
+def _load(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+class Bar:
+    """How far a run is, on stderr: a bar on a terminal, a few plain lines elsewhere (see ``recipes.Progress``)."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._what = ""
+        self._said = -math.inf
+        self._spent = ""
+
+    def __call__(self, what: str, done: int, total: int, *, spent: tuple[float, float] | None = None) -> None:
+        self._spent = budget_text(spent) if spent is not None else self._spent
+        if self._bar is not None:
+            self._show(what, done, total)
+        elif what != self._what or done >= total or time.monotonic() - self._said >= _EVERY:
+            text = f"{what}: {done} of {total}" + (f"; {self._spent}" if self._spent else "")
+            typer.echo(text, err=True)
+            self._said = time.monotonic()
+        self._what = what
+
+    def _show(self, what: str, done: int, total: int) -> None:
+        assert self._bar is not None
+        if self._task is None or what != self._what:
+            if self._task is not None:
+                self._bar.remove_task(self._task)
+            self._task = self._bar.add_task(what, total=total, spent="")
+        self._bar.update(self._task, completed=done, total=total, spent=self._spent)
+
+    def __enter__(self) -> Bar:
+        if self._console.is_terminal:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._bar = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[spent]}", style="bold", markup=False),
+                console=self._console,
+                transient=True,
+            )
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def budget_text(spent: tuple[float, float]) -> str:
+    """What was spent of what may be, never rounded below the truth."""
+    from tacit.privacy.budget import round_up  # slow to load
+
+    used, whole = spent
+    if math.isinf(used) or math.isinf(whole):
+        return "not private"
+    return f"privacy spent: eps {round_up(used, 3)} of {whole:g}"

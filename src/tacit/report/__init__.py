@@ -1,0 +1,1 @@
+"""What a run leaves behind for people: tables, plots, one page and the privacy card."""

@@ -1,0 +1,43 @@
+"""Events of a ledger in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_MOST_PARTS = 3
+
+
+def event(data: dict[str, Any]) -> str:
+    """An event, as ``events.to_json`` wrote it, for a person who reads the report."""
+    match data:
+        case {"type": "SelfComposedDpEvent", "event": inner, "count": times}:
+            return f"{times:,} times {event(inner)}"
+        case {"type": "ComposedDpEvent", "events": parts}:
+            shown = [event(part) for part in parts[:_MOST_PARTS]]
+            more = [f"and {len(parts) - _MOST_PARTS:,} more"] if len(parts) > _MOST_PARTS else []
+            return "; ".join(shown + more)
+        case {"type": "PoissonSampledDpEvent", "sampling_probability": rate, "event": inner}:
+            return f"{event(inner)}, each unit drawn with probability {rate:g}"
+        case {"type": "SampledWithoutReplacementDpEvent", "source_dataset_size": n, "sample_size": k, "event": inner}:
+            return f"{event(inner)}, of {k:,} units drawn from {n:,}"
+        case {"type": "StreamDpEvent", "noise_multiplier": noise, "steps": steps, "strategy": strategy}:
+            return _stream(noise, steps, strategy, data.get("contributions", 1), data.get("blocks", 1))
+        case {"type": "GaussianDpEvent", "noise_multiplier": noise}:
+            return f"Gaussian noise, {noise:.4g} × the bound" if noise else "a sum without noise"
+        case {"type": "LaplaceDpEvent", "noise_multiplier": noise}:
+            return f"Laplace noise, {noise:.4g} × the bound" if noise else "a sum without noise"
+        case {"type": "NoisyMaxDpEvent", "noise_multiplier": noise}:
+            return f"a private choice of the best, noise {noise:.4g} × the bound"
+        case {"type": "RepeatAndSelectDpEvent", "event": inner, "mean": mean}:
+            return f"the best of about {mean:g} runs, each {event(inner)}"
+        case {"type": "NonPrivateDpEvent"}:
+            return "a release without noise"
+    numbers = ", ".join(f"{key} {value:g}" for key, value in data.items() if isinstance(value, int | float))
+    return " ".join(part for part in (str(data.get("type", "?")).removesuffix("DpEvent"), numbers) if part)
+
+
+def _stream(noise: float, steps: int, strategy: str, contributions: int, blocks: int) -> str:
+    length = f"{steps * blocks:,} steps" if blocks == 1 else f"{blocks:,} blocks of {steps:,} steps"
+    often = "" if contributions == 1 else f", each unit in at most {contributions:,} of them"
+    how = f"{strategy.replace(':', ' ')} noise, {noise:.4g} × the bound" if noise else "no noise"
+    return f"a stream of {length}, one release in all: {how}{often}"
