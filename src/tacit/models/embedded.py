@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from importlib.resources import as_file, files
+from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from tacit.models.convnet import ConvNet
@@ -18,7 +20,16 @@ def architecture() -> ConvNet:
 
 def embedded() -> ConvNet:
     """The trained source model, in evaluation mode. It takes images in [0, 1] and normalises them inside."""
-    model = architecture()
     with as_file(files("tacit.models").joinpath("files/source.safetensors")) as path:
+        return load_convnet(architecture(), path)
+
+
+def load_convnet(model: ConvNet, path: Path) -> ConvNet:
+    """Fill a net from a file of weights, its normalisation included."""
+    try:
         model.load_state_dict(load_file(path))
+    except FileNotFoundError:
+        raise ValueError(f"There is no file of weights {path}.") from None
+    except (SafetensorError, RuntimeError) as error:
+        raise ValueError(f"{path} does not fit this net: {str(error).splitlines()[0]}") from None
     return model.eval()

@@ -59,7 +59,7 @@ def fit(
         optimiser.step()
         schedule.step()
         if progress is not None:
-            progress(step + 1, total, float(loss))
+            progress(step + 1, total, float(loss.detach()))
     return model.eval()
 
 

@@ -1,0 +1,192 @@
+"""Arms of a comparison, as a recipe writes them: a method, its form and its constants. Lists make a grid."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from math import log
+from typing import Any, Literal
+
+from torch import nn
+
+from tacit.adapt import makers
+from tacit.adapt.adapter import Adapter
+from tacit.adapt.fisher import Fisher
+from tacit.adapt.forms import DP, Clip, Privacy
+from tacit.adapt.methods import Certain, Method, Unusual
+from tacit.adapt.steps import Curator
+from tacit.gradients import AdaptiveQuantile, BatchClip, FilterByLoss, FilterByNorm, Policy
+from tacit.privacy import Ledger
+
+METHODS = ("source", "tent", "eata", "sar", "deyo", "come", "eata-come", "sar-come", "deyo-come")
+Form = Literal["original", "clip", "dp", "dp-v2"]
+Clipping = Literal["sample", "batch", "norm-filter", "loss-filter", "both-filters", "either-filter", "quantile"]
+Part = Literal["filter-1", "filter-2", "filter-3", "sharpness", "anchor"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One way to adapt. `source` ignores everything else."""
+
+    method: str = "tent"
+    form: Form = "original"
+    epsilon: float | None = None
+    delta: float = 1e-6
+    noise: Literal["independent", "correlated"] = "independent"
+    batch_size: int = 64
+    lr: float = 0.005
+    clip: float | None = None
+    momentum: float = 0.9
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    clipping: Clipping = "sample"
+    loss_threshold: float | None = None  # of ln K, for the filters by loss
+    ascent: bool = False  # SAR, clip-only: is the ascent gradient clipped too?
+    parts: tuple[Part, ...] = ()  # added to Tent, for ablations
+    pull_strength: float = 1.0
+    similarity: float = 0.05  # EATA's filter 2: a one-hot prediction is 1 / sqrt(K) alike to an even mix of classes
+    radius: float = 0.05
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"method is one of {', '.join(METHODS)}, not {self.method!r}")
+        if self.private and self.epsilon is None:
+            raise ValueError("a private form needs its epsilon")
+        if self.form != "original" and self.clip is None and self.clipping != "loss-filter":
+            raise ValueError(f"the form {self.form} needs a clip")
+        if self.parts and self.method != "tent":
+            raise ValueError("parts are added to tent alone")
+
+    @property
+    def private(self) -> bool:
+        return self.form in ("dp", "dp-v2") and self.method != "source"
+
+    @property
+    def name(self) -> str:
+        """What a table calls it."""
+        if self.method == "source":
+            return "source"
+        told = makers_of(self.method).name + "".join(f" + {part}" for part in self.parts)
+        if self.optimiser == "adam":
+            told += " + Adam"
+        if self.form == "original":
+            return told
+        if self.form == "clip":
+            return f"{told} + {'clip' if self.clipping == 'sample' else self.clipping}"
+        version = "-v2" if self.form == "dp-v2" else ""
+        correlated = ", correlated" if self.noise == "correlated" else ""
+        return f"DP-{told}{version} (eps {self.epsilon:g}{correlated})"
+
+    def adapter(
+        self,
+        model: nn.Module,
+        *,
+        anchor: Fisher | None,
+        classes: int,
+        horizon: int,
+        ledger: Ledger | None = None,
+        seed: int | None = None,
+        curator: Curator | None = None,
+    ) -> Adapter:
+        """The adapter that the arm describes. `horizon` is the number of steps of the stream, or of an episode."""
+        return Adapter(
+            model,
+            self._method(anchor),
+            privacy=self._privacy(classes, horizon),
+            batch_size=self.batch_size,
+            lr=self.lr,
+            momentum=self.momentum,
+            optimiser=self.optimiser,
+            ledger=ledger,
+            subject="stream" if ledger is not None else None,
+            seed=seed,
+            curator=curator,
+        )
+
+    def _method(self, anchor: Fisher | None) -> Method:
+        method = makers_of(self.method)
+        if method.name.startswith("EATA") or "anchor" in self.parts:
+            method = replace(method, anchor=anchor, pull_strength=self.pull_strength)
+        if method.sharpness is not None or "sharpness" in self.parts:
+            method = replace(method, sharpness=self.radius)
+        added = [f for part, f in (("filter-1", Certain()), ("filter-2", Unusual())) if part in self.parts]
+        filters = [Unusual(self.similarity) if isinstance(f, Unusual) else f for f in (*method.filters, *added)]
+        return replace(
+            method,
+            filters=tuple(filters),
+            filter_again=method.filter_again or "filter-3" in self.parts,
+        )
+
+    def _privacy(self, classes: int, horizon: int) -> Privacy:
+        if self.form == "original":
+            return None
+        policy = self._policy(classes)
+        if self.form == "clip":
+            return Clip(policy, ascent=self.ascent)
+        return DP(
+            self.epsilon or 0.0,
+            self.delta,
+            clip=policy,
+            noise=self.noise,
+            horizon=horizon if self.noise == "correlated" else None,
+            filters="per-sample" if self.form == "dp-v2" else "none",
+        )
+
+    def _policy(self, classes: int) -> float | Policy:
+        bound = self.clip or 1.0
+        by_loss = FilterByLoss((self.loss_threshold or 0.4) * log(classes))
+        policies: dict[Clipping, float | Policy] = {
+            "sample": bound,
+            "batch": BatchClip(bound),
+            "norm-filter": FilterByNorm(bound),
+            "loss-filter": by_loss,
+            "both-filters": FilterByNorm(bound) & by_loss,
+            "either-filter": FilterByNorm(bound) | by_loss,
+            "quantile": AdaptiveQuantile(bound),
+        }
+        return policies[self.clipping]
+
+
+def makers_of(method: str) -> Method:
+    """A method by the name that recipes use."""
+    base, _, come = method.partition("-")
+    if base == "come" or come:
+        return makers.come(base if come else "tent")  # type: ignore[arg-type]
+    return {"tent": makers.tent, "eata": makers.eata, "sar": makers.sar, "deyo": makers.deyo}[base]()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Arms as a recipe writes them: every field of an arm, each a value or a list of values; all combinations run."""
+
+    method: tuple[str, ...] = ("tent",)
+    form: tuple[Form, ...] = ("original",)
+    epsilon: tuple[float, ...] = ()
+    delta: float = 1e-6
+    noise: tuple[Literal["independent", "correlated"], ...] = ("independent",)
+    batch_size: tuple[int, ...] = (64,)
+    lr: tuple[float, ...] = (0.005,)
+    clip: tuple[float, ...] = ()
+    momentum: float = 0.9
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    clipping: tuple[Clipping, ...] = ("sample",)
+    loss_threshold: tuple[float, ...] = ()
+    ascent: tuple[bool, ...] = (False,)
+    parts: tuple[Part, ...] = ()
+    pull_strength: tuple[float, ...] = (1.0,)
+    similarity: tuple[float, ...] = (0.05,)
+    radius: float = 0.05
+
+    def __post_init__(self) -> None:
+        for _ in self.arms():
+            pass
+
+    def arms(self) -> Iterator[Arm]:
+        """Every combination, the last list running fastest."""
+        lists: dict[str, tuple[Any, ...]] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            single = each.name == "parts" or not isinstance(value, tuple)
+            lists[each.name] = (value,) if single else value or (None,)
+        for values in itertools.product(*lists.values()):
+            yield Arm(**dict(zip(lists, values, strict=True)))

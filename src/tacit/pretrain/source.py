@@ -1,0 +1,93 @@
+"""Training a source model from a recipe: how the embedded one was made, and how to make another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tacit.data import fashion_mnist
+from tacit.data.arrays import read_images
+from tacit.models import ConvNet
+from tacit.pretrain.fit import Recipe, fit
+from tacit.recipes import Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceModel:
+    """A convolutional net, the public images it learns from, and those it is tried on.
+
+    `images` and `test` are splits of Fashion-MNIST or files .npz with `images` and `labels`. `mean` and `std` of the
+    pixels, per channel, are used inside the net; by default they are those of `images`.
+    """
+
+    title: str
+    public: bool
+    images: str = "seen"
+    test: str = "test"
+    widths: tuple[int, ...] = (32, 64)
+    depths: tuple[int, ...] = (4, 4)
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    train: Recipe = field(default_factory=Recipe)
+    threads: int = field(default=2, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.public:
+            raise ValueError("a source model protects nobody in its data: declare public = true or do not train it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """Where the weights are, and how good the model is on images that it has not seen."""
+
+    config: SourceModel
+    weights: Path
+    parameters: int
+    accuracy: float  # in percent, of public data
+
+
+def run(config: SourceModel, *, out: Path, progress: Progress) -> Trained:
+    """Train, save the weights to `out/source.safetensors` and try them."""
+    torch.set_num_threads(config.threads)
+    torch.manual_seed(config.train.seed)
+    images, labels = _images(config.images)
+    model = ConvNet(
+        channels=images.shape[1],
+        classes=int(labels.max()) + 1,
+        widths=config.widths,
+        depths=config.depths,
+        mean=config.mean or images.mean((0, 2, 3)).tolist(),
+        std=config.std or images.std((0, 2, 3)).tolist(),
+    )
+
+    def report(step: int, steps: int, loss: float) -> None:
+        progress(f"{config.title}: loss {loss:.3f}", step, steps)
+
+    fit(model, images, labels, config.train, public=config.public, progress=report)
+    out.mkdir(parents=True, exist_ok=True)
+    weights = out / "source.safetensors"
+    save_file(model.state_dict(), weights)
+    return Trained(
+        config=config,
+        weights=weights,
+        parameters=sum(p.numel() for p in model.parameters()),
+        accuracy=_accuracy(model, *_images(config.test)),
+    )
+
+
+def _accuracy(model: ConvNet, images: Tensor, labels: Tensor) -> float:
+    with torch.no_grad():
+        right = [
+            (model(x).argmax(1) == y).sum()
+            for x, y in zip(torch.split(images, 500), torch.split(labels, 500), strict=True)
+        ]
+    return 100 * float(torch.stack(right).sum()) / len(labels)
+
+
+def _images(name: str) -> tuple[Tensor, Tensor]:
+    images, labels = read_images(name) if name.endswith(".npz") else fashion_mnist(name)  # type: ignore[arg-type]
+    return images.float() / 255, labels
