@@ -5,7 +5,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: test test-slow bench lint docs clean
+.PHONY: demo test test-slow bench lint docs clean
+
+demo: $(VENV)/.demo
+	$(BIN)/tacit demo
 
 test: $(VENV)/.test
 	$(BIN)/pytest -m "not slow"
@@ -31,6 +34,10 @@ $(BIN)/python:
 $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --constraint constraints.txt --editable '.[test]'
 	$(PIP) --no-deps torchvision==0.16.2 timm==1.0.30
+	touch $@
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --constraint constraints.txt --editable .
 	touch $@
 
 $(VENV)/.lint $(VENV)/.docs: $(VENV)/.%: pyproject.toml constraints.txt | $(BIN)/python

@@ -68,6 +68,10 @@ def run(
     screen = console()
     for table in findings.summary:
         screen.print(table.rich())
+    if findings.ledgers:
+        from tacit.report.ledger import Book, overview  # slow to load
+
+        screen.print(overview([Book.of(ledger) for ledger in findings.ledgers]).rich())
     screen.print(facts["privacy"]["sentence"], markup=False)
     typer.echo(f"The report is {out / 'report.html'}, its privacy card {out / 'privacy-card.md'}.")  # never wrapped
 
@@ -93,6 +97,7 @@ def _run(recipe: Path, out: Path) -> tuple[Findings, dict[str, Any]]:
                 not_covered=findings.not_covered,
                 about={"kind": kind, "recipe": recipes.plain(config), "fingerprint": recipes.fingerprint(config)},
             )
+            write.write_pictures(out, findings.sections)
     except BaseException:
         write.discard(made)
         raise

@@ -17,7 +17,8 @@ from tacit import __version__
 from tacit.privacy import Ledger
 from tacit.report.card import CARD, FACTS, FEW, NEVER_COVERED, REPORT, card
 from tacit.report.ledger import Book, alike, heads, number, overall, overview
-from tacit.report.page import Banner, Section, page
+from tacit.report.look import png
+from tacit.report.page import Banner, Picture, Section, page
 from tacit.report.tables import Table
 
 
@@ -95,6 +96,16 @@ def write_run(
     promise = card(title=title, ledgers=books, assumptions=assumptions, not_covered=not_covered)
     write_files(out, {REPORT: text, CARD: promise, FACTS: json.dumps(plain(told), indent=2, ensure_ascii=False) + "\n"})
     return told
+
+
+def write_pictures(out: Path, sections: Sequence[Section]) -> list[Path]:
+    """Every figure of the report as a file of its own, for slides and papers: picture-1.png, picture-2.png, ..."""
+    figures = [figure for section in sections for figure in section.figures]
+    paths = []
+    for place, figure in enumerate(figures, 1):
+        paths.append(out / f"picture-{place}.png")
+        paths[-1].write_bytes(png(figure.figure if isinstance(figure, Picture) else figure))
+    return paths
 
 
 def write_files(out: Path, files: Mapping[str, str]) -> None:
