@@ -13,10 +13,11 @@ from tacit.adapt.forms import DP, Clip, Privacy
 from tacit.adapt.memory import Memory
 from tacit.adapt.methods import Method
 from tacit.adapt.noise import NoisyStream, open_account
-from tacit.adapt.steps import Clipped, Curator, Gradient, Plain, Rows, Step
+from tacit.adapt.steps import Clipped, Curator, Gradient, Plain, Step
 from tacit.gradients import refuse_live_statistics
 from tacit.models import normalisers, select
 from tacit.privacy import Guarantee, Ledger, Unit
+from tacit.privacy.events import check_count
 
 
 class Options(TypedDict, total=False):
@@ -72,36 +73,41 @@ class Adapter:
         microbatch: int | None = None,
         curator: Curator | None = None,
     ) -> None:
-        if not (isinstance(batch_size, int) and batch_size >= 1 and lease >= 1):
-            raise ValueError(f"batch_size and lease are whole and at least 1, not {batch_size!r} and {lease!r}.")
+        for value in (batch_size, lease, 1 if microbatch is None else microbatch):
+            check_count(value, "batch_size, lease and microbatch")
         if not (0 < lr < math.inf and 0 <= momentum < 1):
             raise ValueError(f"lr must be positive and momentum in [0, 1), not {lr!r} and {momentum!r}.")
         if optimiser not in ("sgd", "adam"):
             raise ValueError(f"The optimiser is sgd or adam, not {optimiser!r}.")
         if privacy is not None and not isinstance(privacy, Clip | DP):
             raise TypeError(f"privacy is None, Clip(...) or DP(...), not {privacy!r}.")
-        refuse_live_statistics(list(model.named_modules()))
+        self._layers = list(model.named_modules())
+        refuse_live_statistics(self._layers)
+        names = _adapted(model, scheme, method.share)
         self.model, self.method, self.privacy, self.batch_size = model, method, privacy, batch_size
+        self.generator = torch.Generator().manual_seed(0 if seed is None else seed)
+        self._first_patches = self.generator.get_state()
         self.stream: NoisyStream | None = None
         if isinstance(privacy, DP) and privacy.private:
+            privacy.refuse_unbounded(tuple(names))
             account = open_account(privacy, ledger, subject, unit=unit, lease=lease, seed=seed)
             self.stream = NoisyStream(privacy, account, batch_size)
-        model.eval()
-        names = _adapted(model, scheme, method.share)
+        model.eval()  # nothing was changed before this line, and nothing fails after it
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in names)
         self.parameters = {name: p for name, p in model.named_parameters() if name in names}
         self.origin = {name: p.detach().clone() for name, p in self.parameters.items()}
         self.memory = Memory()
-        self.generator = torch.Generator().manual_seed(0 if seed is None else seed)
-        self._first_patches = self.generator.get_state()
         self.attendance = Attendance(
             *((privacy.contributions, privacy.separation) if isinstance(privacy, DP) else (1 << 62, 1))
         )
-        self.told_units = False  # whether any batch came with units=
+        self.told_units = False  # whether every batch came with units=
         self.steps = 0  # batches seen, or given up after a kill: the number of the next one
         self.optimise = {"kind": optimiser, "lr": lr, "momentum": momentum}
         self.optimiser = self._new_optimiser()
-        self._row_shape: torch.Size | None = None
-        self._step = self._make_step(classes, microbatch, curator)
+        self._kind: tuple[torch.Size, torch.dtype, torch.device] | None = None  # of a row, from the first batch on
+        self.classes = classes
+        self._step = self._make_step(microbatch, curator)
 
     def __call__(self, images: Tensor, *, units: Tensor | None = None) -> Tensor:
         """Predict each image with the parameters as they are, then learn from the batch.
@@ -111,22 +117,20 @@ class Adapter:
         are not finite; for their prediction such values count as zero.
         """
         labels = self._check(images, units)
-        if len(images) == 0:
-            return self._step.predict(images.new_zeros(1, *images.shape[1:]))[:0]
-        finite = torch.isfinite(images.flatten(1)).all(1)
-        shown = images if bool(finite.all()) else torch.nan_to_num(images, nan=0.0, posinf=0.0, neginf=0.0)
-        if self._row_shape is None:
-            self._prepare(shown)
-        taking = finite.cpu()
-        if labels is not None:
-            taking &= self.attendance.admit(labels, self.steps)
-        logits, gradient = self._learn(shown, taking, labels)
-        self.steps += 1
-        if gradient is not None:
-            self._update(gradient)
-        if self._should_recover():
-            self._restore()
-        return logits
+        with torch.inference_mode(False):
+            images = images.clone() if images.is_inference() else images.detach()
+            if len(images) == 0:
+                return self._step.predict(images.new_zeros(1, *images.shape[1:]))[:0]
+            if self._kind is None:
+                self._prepare(torch.zeros_like(images[:1]))
+            finite = torch.isfinite(images.flatten(1)).all(1)
+            shown = images if bool(finite.all()) else torch.nan_to_num(images, nan=0.0, posinf=0.0, neginf=0.0)
+            logits, gradient = self._learn(shown, finite.cpu(), labels)
+            if gradient is not None:
+                self._update(gradient)
+            if self._should_recover():
+                self._restore()
+            return logits
 
     def reset(self) -> None:
         """Back to the source model, with nothing remembered and a new noise block. Who took part is not forgotten."""
@@ -148,21 +152,28 @@ class Adapter:
         times = "one row" if self.privacy.contributions == 1 else f"rows in at most {self.privacy.contributions} steps"
         said = ["arrival times, batch sizes and the length of the stream are public"]
         if not self.told_units:
-            said.append(f"assumes {times} per person: no units were given, so it was not enforced")
+            said.append(f"assumes {times} per person: not every batch came with units, so it was not enforced")
         if not self.stream.account.ledger.durable:
             said.append("the ledger is in memory (not durable): it stops no second run on the same people")
-        if self.stream.account.seed is not None:
+        if self.stream.seeded:
             said.append("seeded: not private")
         return said
 
-    def _learn(self, images: Tensor, taking: Tensor, units: Tensor | None) -> tuple[Tensor, Gradient | None]:
-        if bool(taking.all()):
-            return self._step(Rows(images=images, units=units))
-        rest = self._step.predict(images[~taking])
-        part, gradient = self._step(Rows(images=images[taking], units=None if units is None else units[taking]))
-        logits = images.new_empty(len(images), rest.shape[1], dtype=rest.dtype)
-        logits[~taking], logits[taking] = rest, part.to(rest.dtype)
-        return logits, gradient
+    def _learn(self, images: Tensor, finite: Tensor, units: Tensor | None) -> tuple[Tensor, Gradient | None]:
+        """One step. If it fails before its release it has not happened: the same batch may come again."""
+        if self.stream is not None:
+            self.stream.lease()
+        self.told_units = units is not None and (self.told_units or self.steps == 0)
+        taking = finite if units is None else finite & self.attendance.admit(units, self.steps)
+        rows = self._step.rows(images, units)
+        try:
+            found = self._step(rows, None if bool(taking.all()) else taking)
+        except BaseException:
+            if self.stream is not None:
+                self.steps = max(self.steps, self.stream.steps)
+            raise
+        self.steps += 1
+        return found
 
     def _update(self, gradient: Gradient) -> None:
         anchor, strength = self.method.anchor, self.method.pull_strength
@@ -179,8 +190,7 @@ class Adapter:
         threshold, mood = self.method.recovery, self.memory.mood
         if threshold is None or mood is None:
             return False
-        classes = self._step.classes
-        count = self._class_count if classes is None else int(classes.sum())
+        count = self._class_count if self.classes is None else int(self.classes.sum())
         return mood < threshold * math.log(count)
 
     def _restore(self) -> None:
@@ -195,39 +205,45 @@ class Adapter:
         if not isinstance(images, Tensor) or not images.is_floating_point() or images.dim() < 2:
             found = f"{images.dtype} of shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images)
             raise ValueError(f"A batch is a float tensor, one row per image (images in [0, 1]); got {found}.")
+        refuse_live_statistics(self._layers)
         if len(images) > self.batch_size:
             raise ValueError(f"{len(images)} rows in a batch, and batch_size={self.batch_size}: split the batch.")
-        if self._row_shape is not None and images.shape[1:] != self._row_shape:
-            raise ValueError(
-                f"Images of shape {tuple(images.shape[1:])} in a stream of {tuple(self._row_shape)}: keep one shape."
-            )
+        kind = (images.shape[1:], images.dtype, images.device)
+        if self._kind is not None and kind != self._kind:
+            told, known = (f"{tuple(shape)}, {dtype} on {device}" for shape, dtype, device in (kind, self._kind))
+            raise ValueError(f"Images of shape {told}, in a stream of {known}: keep to one kind.")
         if units is None:
             return None
-        labels = torch.as_tensor(units).cpu()
+        try:
+            labels = torch.as_tensor(units).cpu()
+        except (TypeError, ValueError, RuntimeError):
+            labels = torch.empty(0)
         if labels.shape != (len(images),) or labels.is_floating_point() or labels.dtype == torch.bool:
             raise ValueError(f"units are one integer per row: {len(images)} of them, in one dimension.")
-        self.told_units = True
         return labels
 
     def _prepare(self, images: Tensor) -> None:
-        """Once, on the first batch: does the model take these images, and can the form be kept?"""
+        """Once, on a blank row like those of the first batch: does the model take it, and can the form be kept?"""
         try:
-            logits = self._step.predict(images[:1])
+            logits = self._step.predict(images)
         except (RuntimeError, TypeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ValueError(f"The model does not take images of shape {tuple(images.shape[1:])}: {reason}.") from None
         self._class_count = logits.shape[1]
-        classes = self._step.classes
-        if classes is not None and (classes.shape != (self._class_count,) or classes.dtype != torch.bool):
-            raise ValueError(f"classes is a bool per class of the model: {self._class_count} of them.")
-        if isinstance(self._step, Clipped):
-            self._step.check(images)
+        classes = self.classes
+        if classes is not None and (
+            classes.shape != (self._class_count,) or classes.dtype != torch.bool or int(classes.sum()) < 2
+        ):
+            raise ValueError(
+                f"classes is a bool per class of the model: {self._class_count} of them, two or more true."
+            )
+        self._step.check(images)
         if self.stream is not None:
             self.stream.charge(self.method.name)
-        self._row_shape = images.shape[1:]
+        self._kind = (images.shape[1:], images.dtype, images.device)
 
-    def _make_step(self, classes: Tensor | None, microbatch: int | None, curator: Curator | None) -> Step:
-        shared: dict[str, Any] = {"memory": self.memory, "generator": self.generator, "classes": classes}
+    def _make_step(self, microbatch: int | None, curator: Curator | None) -> Step:
+        shared: dict[str, Any] = {"memory": self.memory, "generator": self.generator, "classes": self.classes}
         if self.privacy is None:
             return Plain(self.model, self.method, self.parameters, **shared)
         return Clipped(
@@ -254,15 +270,14 @@ class Adapter:
         return f"Adapter({self.method.name}, {promise}, {numbers:,} parameters, batch size {self.batch_size})"
 
 
-def _adapted(model: nn.Module, scheme: str, share: float) -> set[str]:
-    """The parameters of the scheme; with a share, only those of the first normalisation layers."""
-    names = select(model, scheme)
-    if share >= 1:
-        return set(names)
+def _adapted(model: nn.Module, scheme: str, share: float) -> list[str]:
+    """The parameters of the scheme; with a share, only those of the first normalisation layers. Changes nothing."""
+    trainable = [(p, p.requires_grad) for p in model.parameters()]
+    try:
+        names = select(model, scheme)
+    finally:
+        for parameter, before in trainable:
+            parameter.requires_grad_(before)
     layers = [name for name, _ in normalisers(model)]
-    late = layers[math.floor(share * len(layers)) :]
-    dropped = {name for name in names if any(name.startswith(f"{layer}.") for layer in late)}
-    for name, parameter in model.named_parameters():
-        if name in dropped:
-            parameter.requires_grad_(False)
-    return set(names) - dropped
+    late = layers[max(1, math.floor(share * len(layers))) :] if share < 1 else []
+    return [name for name in names if not any(name.startswith(f"{layer}.") for layer in late)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -13,54 +14,97 @@ class Attendance:
     """Counts the steps of each unit. Private: kept in memory, and in a 0600 file where the run is to survive a kill.
 
     The file gets one line per step, on disk before the step's release, so that a unit never takes part once more
-    because a process died.
+    because a process died. Where an older process still writes there, what counts is the order of the lines: a unit
+    is admitted by what stands before the own line.
     """
 
-    def __init__(self, contributions: int, separation: int, path: Path | None = None) -> None:
+    def __init__(self, contributions: int, separation: int) -> None:
         self._contributions = contributions
         self._separation = separation
-        self._path = path
+        self._path: Path | None = None
+        self._read = 0  # bytes of the file that were taken in
         self._seen: dict[int, tuple[int, int]] = {}  # unit -> (steps it took part in, the last of them)
 
     def admit(self, units: Tensor, step: int) -> Tensor:
-        """Which rows may take part at this step (all rows of a unit or none); notes who does."""
-        allowed = {unit for unit in set(units.tolist()) if self._may(unit, step)}
-        if self._path is not None and allowed:
-            self._write(step, allowed)
-        for unit in allowed:
-            self._seen[unit] = (self._seen.get(unit, (0, 0))[0] + 1, step)
-        return torch.tensor([int(unit) in allowed for unit in units], dtype=torch.bool)
+        """Which rows may take part at this step (all rows of a unit or none); notes who does.
 
-    def read(self, path: Path) -> None:
+        A step that is tried again counts once: only a step that released nothing keeps its number.
+        """
+        wanted = {unit for unit in units.tolist() if self._may(unit, step)}
+        allowed = wanted
+        if self._path is not None and wanted:
+            own = _line(step, wanted)
+            self._append(own)
+            allowed = set()
+            for line in self._new_lines():
+                if line == own:
+                    allowed = {unit for unit in wanted if self._may(unit, step)}
+                self._note(line)
+        else:
+            self._note(_line(step, wanted))
+        return torch.tensor([unit in allowed for unit in units.tolist()], dtype=torch.bool)
+
+    def take_up(self, path: Path) -> None:
         """Take over what an earlier process noted, and go on noting there."""
-        self._path = path
+        self._path, self._read = path, 0
         self._seen.clear()
         if not path.exists():
             return
-        for line in path.read_text().splitlines():
-            step, *units = (int(word) for word in line.split())
-            for unit in units:
-                self._seen[unit] = (self._seen.get(unit, (0, 0))[0] + 1, step)
+        if not path.read_bytes().endswith(b"\n"):  # cut off by a kill, hence before its release
+            self._append("\n")
+        for line in self._new_lines():
+            self._note(line)
+
+    @property
+    def anyone(self) -> bool:
+        """Whether anybody was noted."""
+        return bool(self._seen)
 
     def keep_at(self, path: Path) -> None:
         """From now on note every step in a file as well, beginning with those so far."""
-        if self._path is None:
-            self._path = path
-            for unit, (times, last) in self._seen.items():
-                for _ in range(times):
-                    self._write(last, {unit})
+        if self._path == path:
+            return
+        self._path = path
+        past = [_line(last - i, [unit]) for unit, (times, last) in self._seen.items() for i in reversed(range(times))]
+        path.unlink(missing_ok=True)
+        self._append("".join(past))
+        self._read = path.stat().st_size
 
     def _may(self, unit: int, step: int) -> bool:
-        times, last = self._seen.get(unit, (0, 0))
+        times, last = self._seen.get(unit, (0, -1))
+        if times and step == last:
+            return True
         return times < self._contributions and (times == 0 or step - last >= self._separation)
 
-    def _write(self, step: int, units: set[int]) -> None:
-        line = " ".join(str(word) for word in (step, *sorted(units))) + "\n"
-        if self._path is None:
-            return
+    def _note(self, line: str) -> None:
+        try:
+            step, *units = (int(word) for word in line.split() or ("0",))
+        except ValueError:
+            raise ValueError(f"The file {self._path}, which tells who took part, is damaged.") from None
+        for unit in units:
+            times, last = self._seen.get(unit, (0, -1))
+            if times == 0 or last != step:
+                self._seen[unit] = (times + 1, max(last, step))
+
+    def _new_lines(self) -> list[str]:
+        assert self._path is not None
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            new = file.read()
+        complete = new[: new.rfind(b"\n") + 1]
+        self._read += len(complete)
+        return complete.decode().splitlines(keepends=True)
+
+    def _append(self, text: str) -> None:
+        assert self._path is not None
         file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            os.write(file, line.encode())
+            if os.write(file, text.encode()) < len(text):
+                raise OSError(f"There is no room left in {self._path}: who takes part must be noted before the step.")
             os.fsync(file)
         finally:
             os.close(file)
+
+
+def _line(step: int, units: Iterable[int]) -> str:
+    return " ".join(str(word) for word in (step, *sorted(units))) + "\n"

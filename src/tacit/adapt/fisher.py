@@ -38,13 +38,14 @@ def fisher(model: nn.Module, images: Tensor, *, public: bool = False, scheme: st
     if len(images) == 0:
         raise ValueError("The anchor needs some public images: a few hundred will do.")
     flags = {name: p.requires_grad for name, p in model.named_parameters()}
-    training = model.training
+    training = {module: module.training for module in model.modules()}
     try:
         model.eval()
         names = select(model, scheme)
         return _measured(model, names, images, chunk)
     finally:
-        model.train(training)
+        for module, mode in training.items():
+            module.training = mode
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(flags[name])
 

@@ -69,11 +69,17 @@ class DP:
 
     @property
     def private(self) -> bool:
-        return not math.isinf(self.epsilon)
+        return self.epsilon != math.inf
 
     @property
     def budget(self) -> Budget:
         return Budget(self.epsilon, self.delta)
+
+    def refuse_unbounded(self, names: tuple[str, ...]) -> None:
+        """No noise makes a sum private whose clip policy has no bound."""
+        if isinstance(self.clip, Policy) and not self.clip.bounds(self.clip.blocks(names)):
+            kind = type(self.clip).__name__
+            raise ValueError(f"{kind} bounds nobody's gradient: use it with Clip(...), and give DP(...) a clip.")
 
     def event(self, noise_multiplier: float) -> DpEvent:
         """The whole stream as one release."""

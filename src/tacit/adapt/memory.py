@@ -7,6 +7,9 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from tacit.adapt.methods import Method
+from tacit.adapt.views import View
+
 
 @dataclass
 class Memory:
@@ -20,6 +23,14 @@ class Memory:
     def forget(self) -> None:
         for each in fields(self):
             setattr(self, each.name, None)
+
+    def note(self, method: Method, view: View, kept: Tensor) -> None:
+        """What the forms without privacy remember of the rows that passed."""
+        logits = view.logits.detach()[kept]
+        if any(not each.per_sample for each in method.filters):
+            self.note_predictions(logits.softmax(1))
+        if method.recovery is not None:
+            self.note_mood(method.uncertainty(logits))
 
     def note_predictions(self, probabilities: Tensor, momentum: float = 0.9) -> None:
         """EATA's moving average over the rows that passed its filters."""

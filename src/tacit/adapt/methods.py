@@ -99,6 +99,13 @@ class Method:
         return passed
 
     @property
+    def second_filters(self) -> tuple[Filter, ...]:
+        """What is asked once more after the perturbation: how certain a row is (SAR)."""
+        if not self.filter_again:
+            return ()
+        return tuple(each for each in self.filters if isinstance(each, Certain)) or (Certain(),)
+
+    @property
     def private_filters(self) -> tuple[Filter, ...]:
         """Those that look at a row alone (the paper's "v2")."""
         return tuple(each for each in self.filters if each.per_sample)

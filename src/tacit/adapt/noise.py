@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from tacit.adapt.forms import DP
 from tacit.gradients import AdaptiveQuantile, ClippedSum
 from tacit.privacy import Guarantee, Ledger, Receipt, Unit, leases
+from tacit.privacy.events import StreamDpEvent
 from tacit.privacy.mechanisms import GaussianStream
 
 _COUNT = "count"  # the block in which AdaptiveQuantile tells how many were below the bound
@@ -69,6 +71,11 @@ class NoisyStream:
         return self._stream
 
     @property
+    def seeded(self) -> bool:
+        """Whether the noise can be drawn again by anyone: then nothing is private."""
+        return self.account.seed is not None or (self._receipt is not None and self._receipt.seeded)
+
+    @property
     def guarantee(self) -> Guarantee:
         """What was spent on the subject so far."""
         return self.account.ledger.spent(self.account.subject)
@@ -87,12 +94,16 @@ class NoisyStream:
             self._stream = GaussianStream(self._receipt)
         return self._stream
 
+    def lease(self) -> None:
+        """See to it that the next release is leased; refused if another process has taken up the stream."""
+        receipt = self._receipt
+        if receipt is not None and receipt.used >= receipt._use.get("leased", 0):
+            leases.extend(self.account.ledger, receipt, self.account.lease)
+
     def release(self, total: ClippedSum, policy: object, note: str) -> dict[str, Tensor]:
         """The sum of this step with its noise."""
         stream = self.charge(note)
-        receipt = stream.receipt
-        if receipt.used >= receipt._use.get("leased", 0):
-            leases.extend(self.account.ledger, receipt, self.account.lease)
+        self.lease()
         split = self._split() if isinstance(policy, AdaptiveQuantile) else None
         return stream.release(total, noise=split)
 
@@ -100,6 +111,15 @@ class NoisyStream:
         """A new noise block, with fresh noise."""
         if self._stream is not None:
             self._stream.reset()
+
+    def refuse_stranger(self, receipt: Receipt) -> None:
+        """Only a receipt that paid for this very stream, with this noise, may be gone on with."""
+        account, event = self.account, receipt.event
+        same = isinstance(event, StreamDpEvent) and event == self.form.event(event.noise_multiplier)
+        if not same or not math.isclose(event.noise_multiplier, self.noise_multiplier, rel_tol=1e-9):
+            raise ValueError(f"Receipt {receipt.id[:8]} paid for another stream than this adapter's.")
+        if receipt.subject != account.subject:
+            raise ValueError(f"Receipt {receipt.id[:8]} was charged to {receipt.subject}, not to {account.subject}.")
 
     def take_up(self, receipt: Receipt, stream: GaussianStream) -> None:
         """Go on with a stream that an earlier process paid for."""

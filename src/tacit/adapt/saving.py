@@ -8,9 +8,10 @@ says which batch is next, and none before it may be fed again.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,11 @@ def save_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | No
     secret = None
     if stream is not None and stream.stream is not None:
         folder = _private_folder(stream.account.ledger, private)
+        leases.check_holder(stream.account.ledger, stream.stream.receipt)
         adapter.attendance.keep_at(folder / f"tacit-{stream.stream.receipt.id}.attendance")
         secret = leases.secret_of(stream.stream)
         _write(folder / f"tacit-{secret.receipt}.secret", _pack_secret(secret), 0o600)
-    _write(Path(path), _pack(adapter), 0o644)
+    _write(Path(path), _pack(adapter, secret), 0o644)
     if secret is not None and stream is not None and stream.stream is not None:
         leases.save(stream.account.ledger, stream.stream.receipt, secret)
 
@@ -59,21 +61,27 @@ def resume_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | 
     if facts["receipt"] is not None:
         if adapter.stream is None:
             raise ValueError("This checkpoint is of a private run: take it up with the same privacy and its ledger.")
-        exact = _take_up(adapter, adapter.stream, facts["receipt"], private)
+        exact = _take_up(adapter, adapter.stream, facts, private)
     _restore(adapter, tensors, facts)
     if adapter.stream is not None:
         adapter.steps = max(adapter.steps, adapter.stream.steps)
     return exact
 
 
-def _take_up(adapter: Adapter, stream: NoisyStream, receipt_id: str, private: str | Path | None) -> bool:
-    folder = _private_folder(stream.account.ledger, private)
-    file = folder / f"tacit-{receipt_id}.secret"
+def _take_up(adapter: Adapter, stream: NoisyStream, facts: dict[str, Any], private: str | Path | None) -> bool:
+    ledger, receipt_id = stream.account.ledger, facts["receipt"]
+    folder = _private_folder(ledger, private)
+    stream.refuse_stranger(ledger.receipt(receipt_id))
+    attendance, file = (folder / f"tacit-{receipt_id}.{kind}" for kind in ("attendance", "secret"))
+    if facts["units"] and not attendance.exists():
+        raise ValueError(f"Who took part is not in {attendance}: say where it is with private=.")
+    adapter.attendance.take_up(attendance)
     secret = _unpack_secret(file.read_bytes()) if file.exists() else None
-    receipt, noise, exact = leases.resume(stream.account.ledger, receipt_id, secret)
+    if secret is not None and leases.digest(secret) != facts["save"]:
+        secret = None  # of another save than this checkpoint
+    receipt, noise, exact = leases.resume(ledger, receipt_id, secret)
     file.unlink(missing_ok=True)  # it is worth nothing any more
     stream.take_up(receipt, noise)
-    adapter.attendance.read(folder / f"tacit-{receipt_id}.attendance")
     return exact
 
 
@@ -90,8 +98,16 @@ def _private_folder(ledger: Ledger, private: str | Path | None) -> Path:
 
 def _describe(adapter: Adapter) -> dict[str, Any]:
     """What must be the same when a run is taken up."""
+    method, classes = adapter.method, adapter.classes
+    constants = {each.name.replace("_", " "): getattr(method, each.name) for each in fields(method)}
+    anchor = constants.pop("anchor")
     return {
-        "method": adapter.method.name,
+        "method": constants.pop("name"),
+        **constants,
+        "uncertainty": getattr(method.uncertainty, "__name__", repr(method.uncertainty)),
+        "filters": repr(method.filters),
+        "anchor": None if anchor is None else [_digest(part, "") for part in (anchor.importance, anchor.origin)],
+        "classes": None if classes is None else classes.nonzero().flatten().tolist(),
         "privacy": repr(adapter.privacy),
         "batch size": adapter.batch_size,
         "optimiser": adapter.optimise,
@@ -99,7 +115,7 @@ def _describe(adapter: Adapter) -> dict[str, Any]:
     }
 
 
-def _pack(adapter: Adapter) -> bytes:
+def _pack(adapter: Adapter, secret: Secret | None) -> bytes:
     memory = adapter.memory
     tensors = {f"parameter.{name}": p.detach().contiguous() for name, p in adapter.parameters.items()}
     tensors |= {f"origin.{name}": value.contiguous() for name, value in adapter.origin.items()}
@@ -120,26 +136,43 @@ def _pack(adapter: Adapter) -> bytes:
         "adapter": _describe(adapter),
         "steps": adapter.steps,
         "told_units": adapter.told_units,
+        "units": adapter.attendance.anyone,
         "mood": memory.mood,
         "bound": memory.bound,
         "optimiser": scalars,
         "receipt": None if receipt is None else receipt.id,
         "head": None if receipt is None else receipt.head,
+        "save": None if secret is None else leases.digest(secret),
     }
-    return save(tensors, metadata={"tacit": json.dumps(facts)})
+    told = json.dumps(facts)
+    return save(tensors, metadata={"tacit": told, "digest": _digest(tensors, told)})
+
+
+def _digest(tensors: dict[str, Tensor], told: str) -> str:
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    return hashlib.sha256(save({"": torch.zeros(0)} | plain) + told.encode()).hexdigest()
 
 
 def _unpack(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     raw = path.read_bytes()
     try:
         tensors = load(raw)
-        length = int.from_bytes(raw[:8], "little")
-        facts = json.loads(json.loads(raw[8 : 8 + length])["__metadata__"]["tacit"])
-    except (SafetensorError, ValueError, KeyError):
+        metadata = _metadata(raw)
+        facts = json.loads(metadata["tacit"])
+        version = facts["tacit adapter"]
+    except (SafetensorError, ValueError, KeyError, TypeError):
         raise ValueError(f"{path} is no checkpoint of an adapter, or it is damaged.") from None
-    if facts.get("tacit adapter") != VERSION:
-        raise ValueError(f"{path} was written by another version of tacit (format {facts.get('tacit adapter')}).")
+    if version != VERSION:
+        raise ValueError(f"{path} was written by another version of tacit (format {version}).")
+    if metadata.get("digest") != _digest(tensors, metadata["tacit"]):
+        raise ValueError(f"{path} is damaged: it is not what was written.")
     return tensors, facts
+
+
+def _metadata(raw: bytes) -> dict[str, str]:
+    """The words in a file of tensors."""
+    length = int.from_bytes(raw[:8], "little")
+    return dict(json.loads(raw[8 : 8 + length])["__metadata__"])
 
 
 def _restore(adapter: Adapter, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -153,9 +186,11 @@ def _restore(adapter: Adapter, tensors: dict[str, Tensor], facts: dict[str, Any]
             _, index, name = key.split(".", 2)
             state.setdefault(int(index), {})[name] = value
     adapter.optimiser.load_state_dict(adapter.optimiser.state_dict() | {"state": state})
-    last = {key.removeprefix(_MEMORY): value for key, value in tensors.items() if key.startswith(_MEMORY)}
+    device = next(iter(adapter.parameters.values())).device
+    last = {key.removeprefix(_MEMORY): value.to(device) for key, value in tensors.items() if key.startswith(_MEMORY)}
     adapter.memory.last = last or None
-    adapter.memory.usual = tensors.get("memory.usual")
+    usual = tensors.get("memory.usual")
+    adapter.memory.usual = None if usual is None else usual.to(device)
     adapter.memory.mood, adapter.memory.bound = facts["mood"], facts["bound"]
     adapter.generator.set_state(tensors["generator"])
     adapter.steps, adapter.told_units = facts["steps"], facts["told_units"]
@@ -172,9 +207,8 @@ def _pack_secret(secret: Secret) -> bytes:
 def _unpack_secret(raw: bytes) -> Secret | None:
     try:
         tensors = load(raw)
-        length = int.from_bytes(raw[:8], "little")
-        plain = json.loads(json.loads(raw[8 : 8 + length])["__metadata__"]["secret"])
-    except (SafetensorError, ValueError, KeyError):
+        plain = json.loads(_metadata(raw)["secret"])
+    except (SafetensorError, ValueError, KeyError, TypeError):
         return None  # half written when the process died: the ledger knows of no such save
     mixer = plain["mixer"]
     mixer["shapes"] = {name: tuple(shape) for name, shape in mixer["shapes"].items()}

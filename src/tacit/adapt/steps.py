@@ -8,28 +8,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Generator, Tensor, nn
 
 from tacit.adapt.forms import DP, Clip
 from tacit.adapt.memory import Memory
-from tacit.adapt.methods import Certain, Filter, Method
+from tacit.adapt.methods import Filter, Method
 from tacit.adapt.noise import NoisyStream
-from tacit.adapt.views import View, logits_of, shuffled_probabilities
+from tacit.adapt.views import Rows, View, logits_of, patch_orders, shuffle_patches
 from tacit.gradients import AdaptiveQuantile, ClippedSum, Engine, Policy
 
 Gradient = dict[str, Tensor]
 Curator = Callable[[ClippedSum], None]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Rows:
-    """The rows of a batch that may take part, and what was computed of them beforehand."""
-
-    images: Tensor
-    units: Tensor | None = None
+_BOUNDS = (1e-12, 1e12)  # an adaptive clip stays a number, even where nothing is left to learn
 
 
 class Step(ABC):
@@ -53,17 +47,31 @@ class Step(ABC):
         self.classes = classes
 
     @abstractmethod
-    def __call__(self, rows: Rows) -> tuple[Tensor, Gradient | None]:
-        """Logits before the update, and the mean gradient."""
+    def __call__(self, rows: Rows, taking: Tensor | None = None) -> tuple[Tensor, Gradient | None]:
+        """Logits before the update, and the mean gradient; with `taking`, of those rows alone."""
 
     def predict(self, images: Tensor) -> Tensor:
         with torch.no_grad():
             return logits_of(self.model, images)
 
-    def shuffled(self, images: Tensor) -> Tensor | None:
-        if self.method.patches is None or len(images) == 0:
+    def rows(self, images: Tensor, units: Tensor | None) -> Rows:
+        """A batch. Orders go by place: what a row does must not depend on whether the row before it takes part."""
+        patches = self.method.patches
+        orders = None if patches is None else patch_orders(len(images), patches, self.generator)
+        return Rows(images=images, units=units, orders=orders)
+
+    def check(self, images: Tensor) -> None:
+        """Refuse what cannot work with rows of this shape, before anything is charged. Values are not looked at."""
+        if self.method.patches is not None:
+            shuffle_patches(images, self.method.patches, patch_orders(len(images), self.method.patches, Generator()))
+
+    def shuffled(self, rows: Rows) -> Tensor | None:
+        """The probabilities of the shuffled images."""
+        if self.method.patches is None or rows.orders is None:
             return None
-        return self.over_classes(shuffled_probabilities(self.model, images, self.method.patches, self.generator))
+        return self.over_classes(self.predict(shuffle_patches(rows.images, self.method.patches, rows.orders))).softmax(
+            1
+        )
 
     def over_classes(self, values: Tensor) -> Tensor:
         """The classes that count: all, or those of the mask."""
@@ -75,20 +83,17 @@ class Step(ABC):
     @contextmanager
     def climbed(self, gradient: Gradient | None) -> Iterator[None]:
         """Parameters moved by `sharpness` along the gradient (sharpness-aware), and put back exactly."""
-        radius = self.method.sharpness
-        norm = (
-            0.0
-            if gradient is None
-            else float(torch.stack([g.double().square().sum() for g in gradient.values()]).sum()) ** 0.5
-        )
+        radius, norm = self.method.sharpness, 0.0
+        if gradient is not None:
+            norm = float(torch.stack([gradient[name].double().square().sum() for name in self.parameters]).sum()) ** 0.5
         if radius is None or gradient is None or not 0 < norm < float("inf"):
             yield
             return
         before = {name: p.detach().clone() for name, p in self.parameters.items()}
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.add_(gradient[name], alpha=radius / norm)
         try:
+            with torch.no_grad():
+                for name, parameter in self.parameters.items():
+                    parameter.add_(gradient[name], alpha=radius / norm)
             yield
         finally:
             with torch.no_grad():
@@ -99,27 +104,32 @@ class Step(ABC):
 class Plain(Step):
     """The method as published: the mean over the rows that pass its filters, one backward pass (SAR: two)."""
 
-    def __call__(self, rows: Rows) -> tuple[Tensor, Gradient | None]:
-        shuffled = self.shuffled(rows.images)
+    def __call__(self, rows: Rows, taking: Tensor | None = None) -> tuple[Tensor, Gradient | None]:
+        if len(rows.images) == 0:
+            return rows.images.new_zeros(0), None
         with torch.enable_grad():
             logits = logits_of(self.model, rows.images)
+            finite = torch.isfinite(logits.detach()).all(1)  # in a sum even a weight of zero silences no such row
+            if taking is not None or not bool(finite.all()):
+                chosen = finite if taking is None else finite & taking.to(finite.device)
+                return logits.detach(), self(rows.chosen(chosen))[1]
+            shuffled = self.shuffled(rows)
             view = self.view(logits, shuffled)
             kept = self.method.keep(view)
             gradient = self._mean(self.method.weighted(view), kept)
         if self.method.sharpness is not None and gradient is not None:
             gradient = self._second(rows.images, shuffled, kept, gradient)
         elif bool(kept.any()):
-            self._note(view, kept)
+            self.memory.note(self.method, view, kept)
         return logits.detach(), gradient
 
     def _second(self, images: Tensor, shuffled: Tensor | None, kept: Tensor, ascent: Gradient) -> Gradient | None:
         """SAR's second pass, at the perturbed parameters, over the rows that pass again."""
         with self.climbed(ascent), torch.enable_grad():
             view = self.view(logits_of(self.model, images), shuffled)
-            if self.method.filter_again:
-                kept = kept & self.method.keep(view, again(self.method))
+            kept = kept & self.method.keep(view, self.method.second_filters)
             gradient = self._mean(self.method.weighted(view), kept)
-        self._note(view, kept)
+        self.memory.note(self.method, view, kept)
         return gradient
 
     def _mean(self, losses: Tensor, kept: Tensor) -> Gradient | None:
@@ -127,9 +137,6 @@ class Plain(Step):
             return None
         found = torch.autograd.grad(losses[kept].mean(), list(self.parameters.values()))
         return dict(zip(self.parameters, found, strict=True))
-
-    def _note(self, view: View, kept: Tensor) -> None:
-        note(self.memory, self.method, view, kept)
 
 
 class Clipped(Step):
@@ -179,22 +186,31 @@ class Clipped(Step):
 
     def check(self, images: Tensor) -> None:
         """Try model and loss on made-up rows of this shape: what cannot be private is refused before any charge."""
+        super().check(images)
         shuffled = None if self.method.patches is None else self.over_classes(self.predict(images)).softmax(1)
         self._engine.learn(self._batch(images, shuffled, None))
 
-    def __call__(self, rows: Rows) -> tuple[Tensor, Gradient | None]:
-        order, units = _by_unit(rows.units, len(rows.images))
-        images = rows.images[order] if rows.units is not None else rows.images
-        shuffled = self.shuffled(images)
+    def __call__(self, rows: Rows, taking: Tensor | None = None) -> tuple[Tensor, Gradient | None]:
+        order = None if rows.units is None else torch.argsort(rows.units, stable=True)
+        if order is not None:  # the engine then takes the rows in this order, whatever fits into memory at once
+            rows, taking = rows.chosen(order), None if taking is None else taking[order]
+        logits, total = self._pass(rows, note=taking is None)
+        if taking is not None:  # the others' predictions are to the last bit what they are when nobody drops out
+            _, total = self._pass(rows.chosen(taking), note=True)
+        if self.curator is not None:
+            self.curator(total)
+        return logits if order is None else logits[order.argsort()], self._mean(total)
+
+    def _pass(self, rows: Rows, *, note: bool) -> tuple[Tensor, ClippedSum]:
+        """The predictions of some rows and the sum of their clipped gradients. Nothing is released."""
+        images, units = rows.images, rows.units
+        shuffled = self.shuffled(rows) if len(images) else None
         ascent, kept, before = self._ascent(images, shuffled, units)
         with self.climbed(ascent):
             total, logits = self._sum(self._batch(images, shuffled, kept), units)
-        if self.curator is not None:
-            self.curator(total)
-        if isinstance(self.form, Clip) and len(images):
-            note(self.memory, self.method, self.view(logits, shuffled), self._taken(logits, shuffled, kept))
-        predictions = logits if before is None else before
-        return predictions[order.argsort()], self._mean(total)
+        if note and isinstance(self.form, Clip) and len(images):
+            self.memory.note(self.method, self.view(logits, shuffled), self._taken(logits, shuffled, kept))
+        return logits if before is None else before, total
 
     def _ascent(
         self, images: Tensor, shuffled: Tensor | None, units: Tensor | None
@@ -203,7 +219,7 @@ class Clipped(Step):
         if self.method.sharpness is None:
             return None, None, None
         if isinstance(self.form, DP):  # along the last release: this batch is not asked
-            before = None if self.memory.last is None else self.predict(images)
+            before = None if self.memory.last is None or len(images) == 0 else self.predict(images)
             return self.memory.last, None, before
         if len(images) == 0:
             return None, None, None
@@ -221,17 +237,18 @@ class Clipped(Step):
     def _sum(self, batch: dict[str, Tensor], units: Tensor | None) -> tuple[ClippedSum, Tensor]:
         """The clipped sum and the logits of the same pass."""
         images = batch["images"]
-        if len(images):
-            self._engine.learn(batch)
+        if len(images) == 0:
+            return self._engine(batch, units=units, clip=self.clip), images.new_zeros(0)
+        self._engine.learn(batch)
         self._seen = []
         try:
             total = self._engine(batch, units=units, clip=self.clip)
             seen = self._seen
         finally:
             self._seen = None
-        if sum(len(part) for part in seen) == len(images) > 0:
+        if sum(len(part) for part in seen) == len(images):
             return total, torch.cat(seen)
-        return total, self.predict(images)  # the engine took some rows more than once, or there are none
+        return total, self.predict(images)  # the engine took some rows more than once
 
     def _loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """The loss of each row. Filters are off while the engine checks the model: a zero loss would hide all."""
@@ -248,9 +265,7 @@ class Clipped(Step):
 
     def _passed(self, logits: Tensor, shuffled: Tensor | None, kept: Tensor | None) -> Tensor | None:
         """Which rows pass the filters (after a perturbation only the one that is asked again); None: all."""
-        filters = self.filters
-        if kept is not None:
-            filters = again(self.method) if self.method.filter_again else ()
+        filters = self.filters if kept is None else self.method.second_filters
         return self.method.keep(self.view(logits, shuffled), filters) if filters else None
 
     def _taken(self, logits: Tensor, shuffled: Tensor | None, kept: Tensor | None) -> Tensor:
@@ -264,7 +279,8 @@ class Clipped(Step):
         note = self.method.name
         released = dict(total.sum) if self.stream is None else self.stream.release(total, policy, note)
         if isinstance(policy, AdaptiveQuantile):
-            self.memory.bound = policy.updated(float(released.pop("count")), units=self.batch_size).bound
+            bound = policy.updated(float(released.pop("count")), units=self.batch_size).bound
+            self.memory.bound = min(max(bound, _BOUNDS[0]), _BOUNDS[1])
         mean = {name: value / self.batch_size for name, value in released.items()}
         if self.method.sharpness is not None and isinstance(self.form, DP):
             self.memory.last = mean
@@ -274,25 +290,3 @@ class Clipped(Step):
     def _batch(images: Tensor, shuffled: Tensor | None, kept: Tensor | None) -> dict[str, Tensor]:
         parts = {"images": images, "shuffled": shuffled, "kept": kept}
         return {name: part for name, part in parts.items() if part is not None}
-
-
-def again(method: Method) -> tuple[Filter, ...]:
-    """SAR asks once more how certain a row is."""
-    return tuple(each for each in method.filters if isinstance(each, Certain)) or (Certain(),)
-
-
-def note(memory: Memory, method: Method, view: View, kept: Tensor) -> None:
-    """What the forms without privacy remember of the rows that passed."""
-    logits = view.logits.detach()[kept]
-    if any(not each.per_sample for each in method.filters):
-        memory.note_predictions(logits.softmax(1))
-    if method.recovery is not None:
-        memory.note_mood(method.uncertainty(logits))
-
-
-def _by_unit(units: Tensor | None, count: int) -> tuple[Tensor, Tensor | None]:
-    """Rows sorted by unit, so that the engine takes them in this order whatever fits into memory at once."""
-    if units is None:
-        return torch.arange(count), None
-    order = torch.argsort(units, stable=True)
-    return order, units[order]

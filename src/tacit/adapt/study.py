@@ -64,8 +64,8 @@ class Result:
 
     @property
     def arms(self) -> list[Arm]:
-        """In the recipe's order."""
-        return list(dict.fromkeys(cell.arm for cell in self.outcomes))
+        """In the recipe's order, those that were not run included."""
+        return list(dict.fromkeys(arm for grid in self.study.arms for arm in grid.arms()))
 
     def mean(self, arm: Arm, setting: Setting) -> tuple[float, float] | None:
         """Mean accuracy over shifts and seeds, and the standard deviation over seeds; None if not run."""
@@ -95,6 +95,13 @@ def run(study: Study, *, out: Path, progress: Progress) -> Result:
         outcomes[cell] = outcome
     ledgers = {f"{cell.arm.name}, seed {cell.seed}": path for cell, path in paths.items() if path.exists()}
     return Result(study=study, outcomes={cell: outcomes[cell] for cell in cells}, ledgers=ledgers)
+
+
+def read(study: Study, out: Path) -> Result:
+    """What an earlier run left in its folder; nothing is computed, and what is missing stays missing."""
+    cells = list(dict.fromkeys(study.cells()))
+    found = {cell: outcome for cell in cells if (outcome := _read(out / "cells", cell)) is not None}
+    return Result(study=study, outcomes=found)
 
 
 def _path(folder: Path, cell: Cell) -> Path:

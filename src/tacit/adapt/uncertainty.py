@@ -39,10 +39,10 @@ def opinion_as_printed(logits: Tensor) -> Tensor:
     log_sum = logits.logsumexp(1, keepdim=True)
     positive = logits > 0
     inside = torch.where(positive, logits, 1.0)  # any number with a harmless derivative
-    log_belief = inside + torch.log(-torch.expm1(-inside)) - log_sum
+    log_belief = torch.where(positive, inside + torch.log(-torch.expm1(-inside)) - log_sum, -1.0)
     beliefs = torch.where(positive, -log_belief.exp() * log_belief, 0.0).sum(1)
-    log_doubt = math.log(classes) - log_sum.squeeze(1)
-    return beliefs + torch.where(log_doubt < 0, -log_doubt.exp() * log_doubt, 0.0)
+    log_doubt = (math.log(classes) - log_sum.squeeze(1)).clamp(max=0)  # where it is clamped, u log u = 0
+    return beliefs - log_doubt.exp() * log_doubt
 
 
 def _of_fixed_length(logits: Tensor) -> Tensor:

@@ -32,20 +32,39 @@ class View:
         return (probabilities - self.shuffled).gather(1, best).squeeze(1)
 
 
-def shuffle_patches(images: Tensor, patches: int, generator: Generator) -> Tensor:
-    """Cut each image into patches x patches tiles and put them back in an order of its own (Lee et al., 2024).
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The rows of a batch that may take part, whose they are, and how their patches are to be shuffled."""
+
+    images: Tensor
+    units: Tensor | None = None
+    orders: Tensor | None = None
+
+    def chosen(self, index: Tensor) -> Rows:
+        """Some of the rows, or all in another order."""
+        units, orders = (None if part is None else part[index.cpu()] for part in (self.units, self.orders))
+        return Rows(images=self.images[index.to(self.images.device)], units=units, orders=orders)
+
+
+def patch_orders(count: int, patches: int, generator: Generator) -> Tensor:
+    """An order of the patches x patches tiles for each place in a batch, whoever stands there."""
+    return torch.rand(count, patches**2, generator=generator).argsort(1)
+
+
+def shuffle_patches(images: Tensor, patches: int, orders: Tensor) -> Tensor:
+    """Cut each image into patches x patches tiles and put them back in its own order (Lee et al., 2024).
 
     Images whose sides the tiles do not divide are resized down to the next that they do, and back.
     """
+    if images.dim() != 4 or min(images.shape[2:]) < patches:
+        shape = tuple(images.shape[1:])
+        raise ValueError(f"Images of shape {shape} cannot be cut into {patches} x {patches} patches.")
     count, channels, height, width = images.shape
     high, wide = height // patches * patches, width // patches * patches
-    if min(high, wide) == 0:
-        raise ValueError(f"Images of {height} x {width} cannot be cut into {patches} x {patches} patches.")
     resized = _resize(images, high, wide)
     tiles = resized.reshape(count, channels, patches, high // patches, patches, wide // patches)
     tiles = tiles.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
-    order = torch.rand(count, patches**2, generator=generator).argsort(1).to(images.device)
-    tiles = tiles[torch.arange(count, device=images.device)[:, None], order]
+    tiles = tiles[torch.arange(count, device=images.device)[:, None], orders.to(images.device)]
     tiles = tiles.view(count, patches, patches, channels, high // patches, wide // patches).permute(0, 3, 1, 4, 2, 5)
     return _resize(tiles.reshape(count, channels, high, wide), height, width)
 
@@ -54,11 +73,6 @@ def _resize(images: Tensor, height: int, width: int) -> Tensor:
     if images.shape[2:] == (height, width):
         return images
     return functional.interpolate(images, size=(height, width), mode="bilinear", align_corners=False)
-
-
-def shuffled_probabilities(model: nn.Module, images: Tensor, patches: int, generator: Generator) -> Tensor:
-    with torch.no_grad():
-        return logits_of(model, shuffle_patches(images, patches, generator)).softmax(1)
 
 
 def logits_of(model: nn.Module, images: Tensor) -> Tensor:

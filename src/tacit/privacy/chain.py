@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -44,6 +45,16 @@ def append(connection: Connection, kind: str, subject: str, receipt: str | None,
     connection.execute(_APPEND, row | {"previous": previous, "hash": digest})
     connection.execute(_ADVANCE, {"seq": seq, "hash": digest})
     return head_of(seq, digest)
+
+
+def last_lease(connection: Connection, receipt_id: str) -> tuple[str, dict[str, Any]] | None:
+    """The newest word on who holds a receipt and how far its releases are given away: its kind and what it says."""
+    current(connection)  # which makes every other writer wait
+    table = storage.entries
+    kinds = table.c.kind.in_((*_LEASES, "settle"))
+    query = sa.select(table.c.kind, table.c.body).where(table.c.receipt == receipt_id, kinds)
+    row = connection.execute(query.order_by(table.c.seq.desc()).limit(1)).one_or_none()
+    return None if row is None else (row.kind, dict(json.loads(row.body)))
 
 
 def verify(connection: Connection, head: str | None) -> int:

@@ -13,15 +13,13 @@ in the transaction that writes who took it.
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
-import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from tacit.privacy import chain, storage
+from tacit.privacy import chain
 from tacit.privacy.events import StreamDpEvent
 from tacit.privacy.ledger import Ledger
 from tacit.privacy.mechanisms import GaussianStream
@@ -50,15 +48,18 @@ def extend(ledger: Ledger, receipt: Receipt, releases: int) -> int:
         raise ReceiptError(f"Receipt {receipt.id[:8]} is closed or belongs to another process: lease nothing on it.")
     if releases < 1:
         raise ValueError(f"A lease is at least one release, not {releases}.")
-    holder = receipt._use.setdefault("holder", secrets.token_hex(8))
     upto = min(receipt.used + releases, receipt.releases)
     with ledger._transaction() as connection:
-        last = _last(connection, receipt.id)
-        if last is not None and last["holder"] != holder:
-            raise ReceiptError(f"Another process has taken up the stream of receipt {receipt.id[:8]}: stop here.")
+        holder = _held(connection, receipt)
         _append(connection, "lease", receipt, {"upto": upto, "holder": holder})
     receipt._use["leased"] = upto
     return upto
+
+
+def check_holder(ledger: Ledger, receipt: Receipt) -> None:
+    """Refuse a process whose stream another one has taken up."""
+    with ledger._transaction() as connection:
+        _held(connection, receipt)
 
 
 def secret_of(stream: GaussianStream) -> Secret:
@@ -66,13 +67,21 @@ def secret_of(stream: GaussianStream) -> Secret:
     receipt = stream.receipt
     if not receipt.live or receipt._key is None:
         raise ReceiptError(f"Receipt {receipt.id[:8]} is closed or belongs to another process: there is no state.")
-    return Secret(
-        receipt=receipt.id,
-        token=secrets.token_hex(16),
-        used=receipt.used,
-        key=receipt._key.secret(),
-        mixer=stream._mixer.state(),
-    )
+    if receipt._use.get("stream") is not stream:
+        raise ReceiptError("Another noise stream was opened on this receipt: save that one.")
+    with stream._lock:
+        return Secret(
+            receipt=receipt.id,
+            token=secrets.token_hex(16),
+            used=receipt.used,
+            key=receipt._key.secret(),
+            mixer=stream._mixer.state(),
+        )
+
+
+def digest(secret: Secret) -> str:
+    """What tells a saved state from all others, and may be told to anybody."""
+    return hashlib.sha256(secret.token.encode()).hexdigest()
 
 
 def save(ledger: Ledger, receipt: Receipt, secret: Secret) -> None:
@@ -81,16 +90,16 @@ def save(ledger: Ledger, receipt: Receipt, secret: Secret) -> None:
     The unused rest of the lease is returned. If the stream goes on in this process instead, its next lease makes the
     secret worthless.
     """
-    holder = receipt._use.setdefault("holder", secrets.token_hex(8))
-    if secret.used != receipt.used:
-        raise ReceiptError("This state is older than the stream: take a new one.")
+    if not receipt.live or secret.receipt != receipt.id:
+        raise ReceiptError(f"Receipt {receipt.id[:8]} is closed, or it belongs to another process or state.")
+    with receipt._use["lock"]:  # from here on nothing is released, by any thread, until it is leased anew
+        if secret.used != receipt.used:
+            raise ReceiptError("This state is older than the stream: take a new one.")
+        receipt._use["leased"] = secret.used
     with ledger._transaction() as connection:
-        last = _last(connection, receipt.id)
-        if last is not None and last["holder"] != holder:
-            raise ReceiptError(f"Another process has taken up the stream of receipt {receipt.id[:8]}: stop here.")
-        body = {"upto": secret.used, "holder": holder, "token": _digest(secret.token)}
+        holder = _held(connection, receipt)
+        body = {"upto": secret.used, "holder": holder, "token": digest(secret)}
         _append(connection, "saved", receipt, body)
-    receipt._use["leased"] = secret.used
 
 
 def resume(ledger: Ledger, receipt_id: str, secret: Secret | None) -> tuple[Receipt, GaussianStream, bool]:
@@ -104,10 +113,10 @@ def resume(ledger: Ledger, receipt_id: str, secret: Secret | None) -> tuple[Rece
         raise ReceiptError(f"Receipt {receipt_id[:8]} paid for no stream: there is nothing to take up.")
     holder = secrets.token_hex(8)
     with ledger._transaction() as connection:
-        if _settled(connection, receipt_id):
-            raise ReceiptError(f"Receipt {receipt_id[:8]} was settled: its stream is over.")
-        last = _last(connection, receipt_id) or {"upto": 0}
-        exact = secret is not None and secret.receipt == receipt_id and last.get("token") == _digest(secret.token)
+        last = _last(connection, receipt_id)
+        if last is None:
+            raise ReceiptError(f"Receipt {receipt_id[:8]} was never leased: nobody knows what was released on it.")
+        exact = secret is not None and secret.receipt == receipt_id and last.get("token") == digest(secret)
         used = int(last["upto"])
         _append(connection, "resumed", told, {"upto": used, "holder": holder, "exact": exact})
     if exact and secret is not None:
@@ -127,21 +136,18 @@ def _append(connection: Connection, kind: str, receipt: Receipt, body: dict[str,
     chain.append(connection, kind, receipt.subject, receipt.id, canonical(body))
 
 
+def _held(connection: Connection, receipt: Receipt) -> str:
+    """The name of this receipt's holder, who must be the last one that the chain knows."""
+    holder = str(receipt._use.setdefault("holder", secrets.token_hex(8)))
+    last = _last(connection, receipt.id)
+    if last is not None and last["holder"] != holder:
+        raise ReceiptError(f"Another process has taken up the stream of receipt {receipt.id[:8]}: stop here.")
+    return holder
+
+
 def _last(connection: Connection, receipt_id: str) -> dict[str, Any] | None:
-    """The newest word on how far a receipt's releases are given away."""
-    chain.current(connection)  # which makes every other writer wait
-    table = storage.entries
-    kinds = table.c.kind.in_(("lease", "saved", "resumed"))
-    query = sa.select(table.c.body).where(table.c.receipt == receipt_id, kinds).order_by(table.c.seq.desc()).limit(1)
-    row = connection.execute(query).one_or_none()
-    return None if row is None else json.loads(row.body)
-
-
-def _settled(connection: Connection, receipt_id: str) -> bool:
-    table = storage.entries
-    query = sa.select(table.c.seq).where(table.c.receipt == receipt_id, table.c.kind == "settle")
-    return connection.execute(query).first() is not None
-
-
-def _digest(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
+    """What the chain says last of a receipt's releases; refused once it was settled."""
+    last = chain.last_lease(connection, receipt_id)
+    if last is not None and last[0] == "settle":
+        raise ReceiptError(f"Receipt {receipt_id[:8]} was settled: its stream is over.")
+    return None if last is None else last[1]

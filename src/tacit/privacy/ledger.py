@@ -213,6 +213,9 @@ class Ledger:
         with self._transaction() as connection:
             known = self._get(connection, receipt.subject)
             self._charged(connection, receipt.id)
+            last = chain.last_lease(connection, receipt.id)
+            if last is not None and last[1].get("holder") != receipt._use.get("holder"):
+                raise LedgerError(f"Another process has taken up receipt {receipt.id[:8]}: its charge stays spent.")
             try:
                 kept = receipt.close(used)
             except ReceiptError as error:

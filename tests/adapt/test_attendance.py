@@ -1,0 +1,276 @@
+"""Who takes part: at most k steps, at least b apart, whatever is fed; everybody gets predictions."""
+
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from obvious import Curious, Loss, apart, images, net, norm_of, slow
+from torch import Tensor
+
+from tacit.adapt import DP, Adapter, Tent
+from tacit.adapt.attendance import Attendance
+from tacit.privacy import Ledger
+
+ROWS, CLIP = 6, 0.3
+
+
+def admitted(attendance: Attendance, units: list[int], step: int) -> list[bool]:
+    return [bool(x) for x in attendance.admit(torch.tensor(units), step)]
+
+
+def test_by_hand() -> None:
+    """k = 2, b = 3."""
+    attendance = Attendance(2, 3)
+    assert admitted(attendance, [1, 2, 1], 0) == [True, True, True]  # the rows of a unit in a batch are one step
+    assert admitted(attendance, [1, 3], 2) == [False, True]  # too soon
+    assert admitted(attendance, [1, 2], 3) == [True, True]
+    assert admitted(attendance, [1, 2, 3, 4], 9) == [False, False, True, True]
+
+
+@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(
+    k=st.integers(1, 3),
+    b=st.integers(1, 4),
+    batches=st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=14),
+)
+def test_nobody_beyond_k_nor_too_soon(k: int, b: int, batches: list[list[int]]) -> None:
+    attendance, steps = Attendance(k, b), {}
+    for step, units in enumerate(batches):
+        came = admitted(attendance, units, step)
+        for unit, taken in set(zip(units, came, strict=True)):
+            past = steps.setdefault(unit, [])
+            assert taken == (len(past) < k and (not past or step - past[-1] >= b))
+            if taken:
+                past.append(step)
+    for past in steps.values():
+        assert len(past) <= k
+        assert all(later - earlier >= b for earlier, later in itertools.pairwise(past))
+
+
+def test_a_step_that_is_tried_again_counts_once() -> None:
+    """Only a step that released nothing keeps its number; the next number is another step."""
+    attendance = Attendance(2, 1)
+    for _ in range(3):
+        assert admitted(attendance, [1], 0) == [True]
+    assert admitted(attendance, [1], 1) == [True]
+    assert admitted(attendance, [1], 2) == [False]
+
+
+def test_the_file_is_private_and_survives(tmp_path: Path) -> None:
+    path = tmp_path / "who"
+    first = Attendance(2, 1)
+    admitted(first, [7, 8], 0)
+    first.keep_at(path)
+    admitted(first, [7, 9], 4)
+    assert path.stat().st_mode & 0o777 == 0o600
+    second = Attendance(2, 1)
+    second.take_up(path)
+    assert admitted(second, [7, 8, 9, 10], 5) == [False, True, True, True]
+    third = Attendance(2, 1)
+    third.take_up(path)
+    assert admitted(third, [7, 8, 9, 10], 6) == [False, False, False, True]
+
+
+def test_what_was_noted_before_the_file_is_in_it(tmp_path: Path) -> None:
+    """Counts and last steps, also when the file moves to another folder."""
+    first = Attendance(3, 2)
+    for step in (0, 2, 4):
+        admitted(first, [1] if step < 4 else [2], step)
+    for name in ("a", "b", "a"):
+        first.keep_at(tmp_path / name)
+        first.keep_at(tmp_path / name)
+    second = Attendance(3, 2)
+    second.take_up(tmp_path / "a")
+    assert second._seen == {1: (2, 2), 2: (1, 4)}
+    assert admitted(second, [1, 2], 5) == [True, False]
+
+
+def test_a_line_that_a_kill_cut_off_is_no_obstacle(tmp_path: Path) -> None:
+    path = tmp_path / "who"
+    path.write_text("0 1 2\n1 3 4")
+    attendance = Attendance(1, 1)
+    attendance.take_up(path)
+    assert admitted(attendance, [1, 2, 5], 2) == [False, False, True]
+    again = Attendance(1, 1)
+    again.take_up(path)
+    assert admitted(again, [1, 2, 5, 6], 3) == [False, False, False, True]
+    path.write_text("0 1 two\n")
+    with pytest.raises(ValueError, match="damaged") as error:
+        Attendance(1, 1).take_up(path)
+    assert "two" not in str(error.value)
+
+
+def test_two_processes_on_one_file_never_admit_twice(tmp_path: Path) -> None:
+    """An older holder may still be within its lease: what it notes counts for the newer one, and the other way."""
+    path = tmp_path / "who"
+    older, newer = Attendance(1, 1), Attendance(1, 1)
+    older.keep_at(path)
+    admitted(older, [1], 0)
+    newer.take_up(path)
+    assert admitted(older, [2], 1) == [True]
+    assert admitted(newer, [1, 2, 3], 100) == [False, False, True]
+    assert admitted(older, [3, 4], 2) == [False, True]
+    assert admitted(newer, [4, 5], 101) == [False, True]
+
+
+def make(form: DP, **more: Any) -> tuple[Adapter, Curious]:
+    curator = Curious()
+    options = {"batch_size": ROWS, "lr": 0.05, "ledger": Ledger("sqlite://"), "seed": 1, "curator": curator, **more}
+    return Tent(net(), privacy=form, **options), curator
+
+
+def clipped_sum(adapter: Adapter, batch: Tensor, units: list[int]) -> dict[str, Tensor]:
+    twin = slow(adapter, adapter.model, Loss(), CLIP)
+    return twin.total(twin.unit_gradients(batch, units=units))
+
+
+def test_beyond_k_a_unit_gets_predictions_and_contributes_nothing() -> None:
+    adapter, curator = make(DP(10.0, clip=CLIP, contributions=2, separation=2))
+    plan = [
+        ([1, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5]),
+        ([1, 6, 6, 7, 7, 7], [6, 7]),  # 1 is back too soon
+        ([1, 8, 9, 10, 11, 6], [1, 8, 9, 10, 11]),  # 6 too
+        ([1, 1, 1, 1, 1, 1], []),  # 1 was here twice
+        ([6, 7, 1, 12, 12, 2], [6, 7, 12, 2]),
+    ]
+    for step, (units, taking) in enumerate(plan):
+        batch = images(ROWS, seed=step)
+        before = adapter.model(batch).detach()
+        rows = [i for i, unit in enumerate(units) if unit in taking]
+        expected = clipped_sum(adapter, batch[rows], [units[i] for i in rows])
+        torch.testing.assert_close(adapter(batch, units=torch.tensor(units)), before)
+        assert apart(curator.sums[-1], expected) <= 1e-6 * CLIP * ROWS
+        assert adapter.steps == step + 1
+    assert norm_of(curator.sums[3]) == 0
+
+
+def test_where_nobody_takes_part_noise_is_released_all_the_same() -> None:
+    """Otherwise the silence would tell who came."""
+    adapter, curator = make(DP(10.0, clip=CLIP))
+    adapter(images(ROWS), units=torch.arange(ROWS))
+    before = [p.detach().clone() for p in adapter.parameters.values()]
+    adapter(images(ROWS), units=torch.arange(ROWS))
+    assert norm_of(curator.sums[-1]) == 0
+    assert adapter.stream is not None
+    assert adapter.stream.steps == 2
+    assert not any(torch.equal(a, b) for a, b in zip(before, adapter.parameters.values(), strict=True))
+
+
+def test_rows_that_are_not_finite_leave_their_unit() -> None:
+    """The unit's mean is over its other rows; a unit of nothing else contributes zero and has still been there."""
+    adapter, curator = make(DP(10.0, clip=CLIP))
+    batch = images(ROWS)
+    expected = clipped_sum(adapter, batch[[0, 3]], [1, 2])
+    batch[1], batch[2], batch[4:] = float("nan"), float("inf"), float("nan")
+    adapter(batch, units=torch.tensor([1, 1, 1, 2, 3, 3]))
+    assert apart(curator.sums[-1], expected) <= 1e-6 * CLIP
+    adapter(images(ROWS), units=torch.tensor([3] * ROWS))
+    assert norm_of(curator.sums[-1]) == 0
+
+
+def test_what_a_reset_does_not_forget() -> None:
+    adapter, curator = make(DP(10.0, clip=CLIP))
+    adapter(images(ROWS), units=torch.arange(ROWS))
+    adapter.reset()
+    adapter(images(ROWS), units=torch.arange(ROWS))
+    assert norm_of(curator.sums[-1]) == 0
+
+
+def test_a_step_that_fails_before_its_release_may_be_tried_again() -> None:
+    adapter, curator = make(DP(10.0, clip=CLIP))
+    units, batch = torch.arange(ROWS), images(ROWS)
+    adapter(batch[:1], units=units[:1] + 100)
+    failing = adapter.model.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory")))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        adapter(batch, units=units)
+    failing.remove()
+    assert adapter.steps == 1
+    expected = clipped_sum(adapter, batch, units.tolist())
+    adapter(batch, units=units)
+    assert apart(curator.sums[-1], expected) <= 1e-6 * CLIP * ROWS
+    adapter(batch, units=units)
+    assert norm_of(curator.sums[-1]) == 0
+
+
+def test_a_step_that_fails_after_its_release_has_happened() -> None:
+    """The noise is used and the people have been there: the same batch again contributes nothing."""
+    adapter, curator = make(DP(10.0, clip=CLIP))
+    units, batch = torch.arange(ROWS), images(ROWS)
+    adapter(batch[:1], units=units[:1] + 100)
+    assert adapter.stream is not None
+    release = adapter.stream.release
+
+    def interrupted(*given: Any) -> Any:
+        release(*given)
+        raise KeyboardInterrupt
+
+    adapter.stream.release = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        adapter(batch, units=units)
+    adapter.stream.release = release  # type: ignore[method-assign]
+    assert adapter.steps == 2 == adapter.stream.steps
+    adapter(batch, units=units)
+    assert norm_of(curator.sums[-1]) == 0
+
+
+def test_a_lease_that_is_refused_counts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter, curator = make(DP(10.0, clip=CLIP), lease=1)
+    units, batch = torch.arange(ROWS), images(ROWS)
+    adapter(batch[:1], units=units[:1] + 100)
+    assert adapter.stream is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(adapter.stream, "lease", lambda: (_ for _ in ()).throw(OSError("disk full")))
+        with pytest.raises(OSError, match="disk full"):
+            adapter(batch, units=units)
+    adapter(batch, units=units)
+    assert norm_of(curator.sums[-1]) > 0
+
+
+def test_the_card_says_what_was_enforced() -> None:
+    said = "assumes one row per person"
+    adapter, _ = make(DP(10.0, clip=CLIP))
+    adapter(images(2), units=torch.tensor([1, 2]))
+    assert not any(said in line for line in adapter.assumptions)
+    adapter(images(2))  # one batch without units, and it is an assumption for the whole stream
+    assert any(said in line for line in adapter.assumptions)
+    adapter(images(2), units=torch.tensor([3, 4]))
+    assert any(said in line for line in adapter.assumptions)
+    late, _ = make(DP(10.0, clip=CLIP, contributions=3))
+    late(images(2))
+    late(images(2), units=torch.tensor([3, 4]))
+    assert any("assumes rows in at most 3 steps per person" in line for line in late.assumptions)
+
+
+@pytest.mark.parametrize(
+    "units", [torch.rand(4), torch.arange(3), torch.zeros(4, 1).long(), torch.ones(4).bool(), ["a"] * 4, "abcd"]
+)
+def test_units_are_one_integer_per_row(units: Any) -> None:
+    adapter, _ = make(DP(10.0, clip=CLIP))
+    with pytest.raises(ValueError, match="units are one integer per row"):
+        adapter(images(4), units=units)
+    assert adapter.stream is not None
+    assert adapter.stream.receipt is None
+    assert not adapter.attendance.anyone
+
+
+def test_units_may_be_a_list() -> None:
+    adapter, curator = make(DP(10.0, clip=CLIP))
+    adapter(images(4), units=[1, 1, 2, 2])  # type: ignore[arg-type]
+    assert curator.told[0].private.norms.numel() == 2
+
+
+def test_a_full_disk_stops_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attendance = Attendance(1, 1)
+    attendance.keep_at(tmp_path / "who")
+    with monkeypatch.context() as patch:
+        write = os.write
+        patch.setattr(os, "write", lambda file, text: write(file, text[:2]))
+        with pytest.raises(OSError, match="no room"):
+            admitted(attendance, [123, 456], 0)
+    assert not any(admitted(attendance, [123], 0))  # glued to the broken line: nobody is let in by mistake
+    assert admitted(attendance, [789], 1) == [True]
