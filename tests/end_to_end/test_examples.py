@@ -1,0 +1,36 @@
+"""The scripts that people copy, run as they are."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_a_timm_vit_adapts_to_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "camera"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(3):
+        Image.fromarray(rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    arguments = [
+        str(folder),
+        "--model",
+        "vit_tiny_patch16_224",
+        "--batch-size",
+        "2",
+        "--ledger",
+        str(tmp_path / "l.db"),
+    ]
+    monkeypatch.setattr(sys, "argv", ["adapt_a_timm_vit.py", *arguments])
+    runpy.run_path(str(EXAMPLES / "adapt_a_timm_vit.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    assert "mean (0.5, 0.5, 0.5)" in out
+    assert [line.split()[0] for line in out.splitlines() if line[0].isdigit()] == ["0.png", "1.png", "2.png"]
+    assert "(1, 1e-06)-differential privacy" in out
