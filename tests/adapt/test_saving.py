@@ -15,7 +15,20 @@ from obvious import images, net, norm_of, same_bits
 from safetensors.torch import load, save
 from torch import Tensor
 
-from tacit.adapt import COME, DP, EATA, SAR, Adapter, Clip, DeYO, Tent, fisher, resume_adapter, save_adapter
+from tacit.adapt import (
+    COME,
+    DP,
+    EATA,
+    SAR,
+    Adapter,
+    Clip,
+    DeYO,
+    Tent,
+    close_adapter,
+    fisher,
+    resume_adapter,
+    save_adapter,
+)
 from tacit.adapt.saving import _metadata, _private_folder
 from tacit.gradients import AdaptiveQuantile
 from tacit.privacy import Ledger
@@ -464,3 +477,18 @@ def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path: Path, monkeypatc
     run(adapter, 2, 3)
     save_adapter(adapter, tmp_path / "checkpoint")
     assert resume_adapter(fresh(tmp_path), tmp_path / "checkpoint")
+
+
+def test_a_closed_stream_is_over_and_its_private_files_are_gone(tmp_path: Path) -> None:
+    adapter = run(fresh(tmp_path), 0, 2, units=True)
+    save_adapter(adapter, tmp_path / "checkpoint")
+    assert {path.suffix for path in tmp_path.glob("tacit-*")} == {".secret", ".attendance"}
+    spent = adapter.guarantee
+    close_adapter(adapter)
+    assert list(tmp_path.glob("tacit-*")) == []
+    assert adapter.guarantee == spent  # a stream costs the same from its first step on
+    with pytest.raises(ReceiptError):
+        adapter(batch(2))
+    with pytest.raises((ReceiptError, ValueError)):
+        resume_adapter(fresh(tmp_path), tmp_path / "checkpoint")
+    close_adapter(fresh(tmp_path, form=Clip(CLIP)))  # nothing was promised, and nothing is to be closed

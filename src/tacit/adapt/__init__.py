@@ -5,7 +5,7 @@ from tacit.adapt.fisher import Fisher, fisher
 from tacit.adapt.forms import DP, Clip, Privacy
 from tacit.adapt.makers import COME, EATA, SAR, DeYO, Tent
 from tacit.adapt.methods import Certain, Filter, Method, Structured, Unusual
-from tacit.adapt.saving import resume_adapter, save_adapter
+from tacit.adapt.saving import close_adapter, resume_adapter, save_adapter
 from tacit.adapt.uncertainty import entropy, opinion, opinion_as_printed
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Structured",
     "Tent",
     "Unusual",
+    "close_adapter",
     "entropy",
     "fisher",
     "opinion",

@@ -72,7 +72,8 @@ class Arm:
         if self.form == "original":
             return told
         if self.form == "clip":
-            return f"{told} + {'clip' if self.clipping == 'sample' else self.clipping}"
+            ascent = " (ascent too)" if self.ascent else ""
+            return f"{told} + {'clip' if self.clipping == 'sample' else self.clipping}{ascent}"
         version = "-v2" if self.form == "dp-v2" else ""
         correlated = ", correlated" if self.noise == "correlated" else ""
         return f"DP-{told}{version} (eps {self.epsilon:g}{correlated})"

@@ -68,6 +68,22 @@ def resume_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | 
     return exact
 
 
+def close_adapter(adapter: Adapter, *, private: str | Path | None = None) -> None:
+    """End the stream for good: nothing is released or taken up after this, and its private files are destroyed.
+
+    The charge stays spent: a stream costs the same from its first step on. The adapted model stays as it is.
+    """
+    stream = adapter.stream
+    if stream is None or stream.receipt is None:
+        return
+    ledger, receipt = stream.account.ledger, stream.receipt
+    ledger.settle(receipt)
+    if ledger.durable:
+        folder = _private_folder(ledger, private)
+        for ending in ("secret", "attendance"):
+            (folder / f"tacit-{receipt.id}.{ending}").unlink(missing_ok=True)
+
+
 def _take_up(adapter: Adapter, stream: NoisyStream, facts: dict[str, Any], private: str | Path | None) -> bool:
     ledger, receipt_id = stream.account.ledger, facts["receipt"]
     folder = _private_folder(ledger, private)

@@ -41,7 +41,7 @@ def render(result: Result) -> Findings:
     summary = []
     for setting in study.settings:
         table = by_shift(result, setting)
-        summary.append(overview(result, setting) if len(result.arms) > _SHOWN * 2 else table)
+        summary.append(overview(result, setting) if len(result.arms) > _SHOWN else for_terminal(result, setting))
         sections.append(
             Section(
                 f"{setting.capitalize()} stream",
@@ -75,12 +75,29 @@ def by_shift(result: Result, setting: str) -> Table:
     rows: list[list[Cell]] = []
     for arm in result.arms:
         found = result.by_shift(arm, setting)  # type: ignore[arg-type]
-        mean = result.mean(arm, setting)  # type: ignore[arg-type]
         cells: list[Cell] = [None if found is None else found[name] for name in names]
-        rows.append([_label(result, arm), *cells, None if mean is None else Spread(*mean)])
+        rows.append([_label(result, arm), *cells, _mean(result, arm, setting)])
     shifts = [Column(SHORT.get(name, name), ".1f") for name in names]
     columns: list[Column | str] = ["", *shifts, Column("mean", ".1f", best="max")]
     return Table(f"Accuracy in percent, {setting}", columns, rows, note=_seeds(result))
+
+
+def for_terminal(result: Result, setting: str) -> Table:
+    """The same turned round, a shift per row: it fits a narrow terminal."""
+    names = _shifts(result)
+    found = {arm: result.by_shift(arm, setting) or {} for arm in result.arms}  # type: ignore[arg-type]
+    rows: list[list[Cell]] = [[name.replace("_", " "), *(f.get(name) for f in found.values())] for name in names]
+    rows.append(["mean", *(_mean(result, arm, setting) for arm in result.arms)])
+    columns = [Column(arm.name, ".1f") for arm in result.arms]
+    return Table(f"Accuracy in percent, {setting}", ["", *columns], rows, note=_seeds(result))
+
+
+def _mean(result: Result, arm: Arm, setting: str) -> Cell:
+    """Over shifts and seeds, with the spread over seeds if there are several."""
+    mean = result.mean(arm, setting)  # type: ignore[arg-type]
+    if mean is None or len(result.study.seeds) == 1:
+        return None if mean is None else mean[0]
+    return Spread(*mean)
 
 
 def overview(result: Result, setting: str) -> Table:
@@ -90,7 +107,7 @@ def overview(result: Result, setting: str) -> Table:
     for arm in result.arms:
         mean = result.mean(arm, setting)  # type: ignore[arg-type]
         gain = None if mean is None or source is None or arm.method == "source" else mean[0] - source[0]
-        told = mean if mean is None else Spread(*mean)
+        told = _mean(result, arm, setting)
         adapted = arm.method != "source"
         rows.append(
             [
@@ -170,8 +187,6 @@ def _label(result: Result, arm: Arm) -> str:
         for field in ("batch_size", "lr", "clip", "similarity", "pull_strength", "loss_threshold")
         if getattr(arm, field) is not None and len({getattr(other, field) for other in same}) > 1
     ]
-    if len({other.ascent for other in same}) > 1:
-        parts.append("ascent clipped" if arm.ascent else "ascent free")
     return f"{arm.name}: {', '.join(parts)}".replace("batch_size", "batch")
 
 
