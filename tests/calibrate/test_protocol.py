@@ -398,7 +398,8 @@ def test_the_summed_noise_has_the_distribution_of_a_sum(noise: Any) -> None:
 def test_temperatures_of_their_own_give_the_same_sums_as_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation(logits=LOGITS, labels=LABELS, sources=2, samples=900, trials=10)
     temperatures = torch.linspace(0.6, 2.9, 3, dtype=torch.float64)[torch.arange(10) % 3]
-    monkeypatch.setattr("tacit.calibrate.simulation._CELLS", 50_000)
+    monkeypatch.setattr("tacit.calibrate.simulation.CELLS", 50_000)
+    monkeypatch.setattr("tacit.calibrate.rows.CELLS", 3_000)
     for method in (AccT(), NLLT(), ECET()):
         asked = Ask(statistic=method.statistic, temperatures=temperatures)
         assert torch.equal(simulation._sums(asked, None), simulation._sums(asked, simulation.dealt))

@@ -52,6 +52,8 @@ class Arm:
             raise ValueError(f"method is one of {', '.join(METHODS)}, not {self.method!r}")
         if self.private and self.epsilon is None:
             raise ValueError("a private form needs its epsilon")
+        if self.epsilon is not None and not self.epsilon > 0:
+            raise ValueError(f"epsilon must be above 0, not {self.epsilon:g}")
         if self.form != "original" and self.clip is None and self.clipping != "loss-filter":
             raise ValueError(f"the form {self.form} needs a clip")
         if self.parts and self.method != "tent":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -19,12 +20,13 @@ from torch import Tensor
 
 from tacit.calibrate.methods import Method, OneSource, Setting
 from tacit.calibrate.outputs import Outputs, bin_of
+from tacit.calibrate.rows import CELLS, Rows
 from tacit.calibrate.search import Ask, Outcome, drive
 from tacit.calibrate.statistics import BinGaps, Gap, Histogram, Noise, Statistic
 from tacit.privacy import Budget, Neighbours
 
 Draw = Callable[[float, int, tuple[int, ...]], Tensor]
-_CELLS = 2**24  # numbers held at once where every row has its own temperature
+_KEPT = 2**25  # numbers of contributions that are kept from one question to the next
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,20 +58,28 @@ class Simulation:
     ) -> None:
         """``samples`` per source: one number, or one for each source."""
         self.outputs = Outputs.of(logits=logits, probs=probs, labels=labels)
+        self.trials, self.bins, self._seed = trials, bins, seed
+        self._memo: dict[tuple[Statistic, bool], Rows] = {}
+        self._deal(sources, samples)
+
+    def redealt(self, *, sources: int, samples: int | Sequence[int]) -> Simulation:
+        """The same outputs dealt to other sources; what was computed about single rows serves both."""
+        other = copy(self)
+        other._deal(sources, samples)
+        return other
+
+    def _deal(self, sources: int, samples: int | Sequence[int]) -> None:
         sizes = [samples] * sources if isinstance(samples, int) else list(samples)
-        if sources < 1 or trials < 1 or len(sizes) != sources or min(sizes) < 0:
+        if sources < 1 or self.trials < 1 or len(sizes) != sources or min(sizes) < 0:
             raise ValueError("A simulation has at least one source and one trial, and a number of samples per source.")
         rows, used = len(self.outputs), sum(sizes)
         if used >= rows:
             raise ValueError(
                 f"{sources} sources take {used} samples and there are {rows}: none is left for evaluation."
             )
-        self.sources, self.samples, self.trials, self.bins = sources, used, trials, bins
-        self._seed, rng = seed, np.random.default_rng(seed)
-        dealt = np.stack([rng.permutation(rows)[:used] for _ in range(trials)])
-        self.dealt = torch.from_numpy(dealt)  # trials x samples, source after source
+        self.sources, self.samples = sources, used
+        self.dealt = _orders(rows, self.trials, self._seed)[:, :used].contiguous()  # source after source
         self._first = self.dealt[:, : sizes[0]]
-        self._member = torch.zeros(trials, rows, dtype=torch.float64).scatter_(1, self.dealt, 1.0)
         self._before: Tensor | None = None
 
     def run(
@@ -121,7 +131,7 @@ class Simulation:
         picked = self.dealt if rows is None else rows
         totals = torch.zeros(self.trials, asked.statistic.size, dtype=torch.float64)
         if rows is not None or len(levels) * len(self.outputs) > 4 * picked.numel():
-            chunk = max(1, _CELLS // max(1, picked.shape[1] * self.outputs.classes))
+            chunk = max(1, CELLS // max(1, picked.shape[1] * self.outputs.classes))
             for start in range(0, self.trials, chunk):
                 part = picked[start : start + chunk]
                 each = asked.temperatures[start : start + chunk].repeat_interleave(part.shape[1])
@@ -130,8 +140,18 @@ class Simulation:
             return totals * asked.statistic.grid
         for level, temperature in enumerate(levels.tolist()):
             here = place == level
-            totals[here] = self._member[here] @ _on_grid(asked.statistic, self.outputs, temperature)
+            totals[here] = self._rows(asked.statistic.at(temperature), on_grid=True).over(self.dealt[here])
         return totals * asked.statistic.grid
+
+    def _rows(self, statistic: Statistic, *, on_grid: bool) -> Rows:
+        """Each row's contribution, remembered: searches come back to the same temperatures."""
+        known = self._memo.get((statistic, on_grid))
+        if known is not None:
+            return known
+        rows = Rows.of(statistic, self.outputs, on_grid=on_grid)
+        if 2 * (len(self._memo) + 1) * len(self.outputs) <= _KEPT:
+            self._memo[statistic, on_grid] = rows
+        return rows
 
     def _ece(self, outcome: Outcome) -> Tensor:
         """The calibration error of each trial's result on the samples that were not dealt."""
@@ -142,15 +162,15 @@ class Simulation:
         errors = torch.zeros(self.trials, dtype=torch.float64)
         for level, temperature in enumerate(levels.tolist()):
             here = place == level
-            rows = BinGaps(bins=self.bins).contributions(self.outputs, temperature)
-            errors[here] = (rows.sum(dim=0) - self._member[here] @ rows).abs().sum(dim=1)
+            rows = self._rows(BinGaps(bins=self.bins, temperature=temperature), on_grid=False)
+            errors[here] = (rows.total - rows.over(self.dealt[here])).abs().sum(dim=1)
         return errors / left_over
 
     def _ece_of_bins(self, confidences: Tensor) -> Tensor:
         """All rows of a bin get its confidence, so their counts are all that is needed."""
         old = confidences.shape[1]
-        rows = Histogram(bins=old).contributions(self.outputs)
-        counts = rows.sum(dim=0) - self._member @ rows
+        rows = self._rows(Histogram(bins=old), on_grid=False)
+        counts = rows.total - rows.over(self.dealt)
         claimed = confidences.clamp_min(1 / self.outputs.classes)
         gaps = counts[:, :old] - counts[:, old:] * claimed
         sums = torch.zeros(self.trials, self.bins, dtype=torch.float64)
@@ -171,6 +191,13 @@ class Simulation:
             return torch.from_numpy(value * scale)
 
         return draw
+
+
+@lru_cache(maxsize=2)
+def _orders(rows: int, trials: int, seed: int) -> Tensor:
+    """A shuffle of all rows for each trial; sources get what comes first."""
+    rng = np.random.default_rng(seed)
+    return torch.from_numpy(np.stack([rng.permutation(rows) for _ in range(trials)]))
 
 
 def simulate(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import typer
 
 from tacit import __version__
-from tacit.cli import card, check, demo, ledger, noise
+from tacit.cli import calibrate, card, check, demo, ledger, noise
 from tacit.cli import run as run_recipe
 
 # typer brings its own click, or uses the installed one: either way, what its usage errors have in common
@@ -22,6 +22,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("run")(run_recipe.run)
 app.command("card")(card.card)
+app.command("calibrate")(calibrate.calibrate)
 app.command("noise")(noise.noise)
 app.command("check")(check.check)
 app.add_typer(ledger.app, name="ledger")

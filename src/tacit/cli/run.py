@@ -41,6 +41,11 @@ class Kind:
 
 KINDS: dict[str, Kind] = {
     "adapt": Kind(config="tacit.adapt.study:Study", run="tacit.adapt.study:run", render="tacit.report.adapt:render"),
+    "recalibration": Kind(
+        config="tacit.calibrate.study:Study",
+        run="tacit.calibrate.study:run",
+        render="tacit.report.recalibration:render",
+    ),
     "source-model": Kind(
         config="tacit.pretrain.source:SourceModel",
         run="tacit.pretrain.source:run",

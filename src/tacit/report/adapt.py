@@ -95,9 +95,10 @@ def for_terminal(result: Result, setting: str) -> Table:
 def _mean(result: Result, arm: Arm, setting: str) -> Cell:
     """Over shifts and seeds, with the spread over seeds if there are several."""
     mean = result.mean(arm, setting)  # type: ignore[arg-type]
-    if mean is None or len(result.study.seeds) == 1:
-        return None if mean is None else mean[0]
-    return Spread(*mean)
+    if mean is None:
+        return None
+    runs = sum(cell.arm == arm and cell.setting == setting for cell in result.outcomes)
+    return Spread(*mean) if runs > 1 else mean[0]
 
 
 def overview(result: Result, setting: str) -> Table:
