@@ -168,7 +168,11 @@ def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str], arguments
 
 
 def test_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = tacit(capsys, "run", recipe('steps = 1\ntrouble = "interrupt"'))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        code, out, err = tacit(capsys, "run", recipe('steps = 1\ntrouble = "interrupt"'))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (code, out) == (130, "")
     assert err.splitlines()[-1] == (
         "Stopped: no report was written to runs/example. What was charged to a ledger stays spent."
