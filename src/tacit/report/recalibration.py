@@ -188,7 +188,7 @@ def _about(result: Result) -> str:
             f"{shifted.severity}."
         )
     if "signed-gap" in methods_of(result.study.sweeps):
-        parts.append("SignedGap's constants were fixed beforehand, on other data.")
+        parts.append("SignedGap's constants were fixed beforehand, on outputs of CIFAR classifiers.")
     return " ".join(parts)
 
 
