@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from tacit.adapt.forms import DP, Clip, Privacy
 from tacit.adapt.memory import Memory
 from tacit.adapt.methods import Method
 from tacit.adapt.noise import NoisyStream, open_account
-from tacit.adapt.steps import Clipped, Curator, Gradient, Plain, Step
+from tacit.adapt.steps import Clipped, Curator, Gradient, Plain, Shared, Step
 from tacit.gradients import refuse_live_statistics
 from tacit.models import normalisers, select
 from tacit.privacy import Guarantee, Ledger, Unit
@@ -243,19 +243,23 @@ class Adapter:
         self._kind = (images.shape[1:], images.dtype, images.device)
 
     def _make_step(self, microbatch: int | None, curator: Curator | None) -> Step:
-        shared: dict[str, Any] = {"memory": self.memory, "generator": self.generator, "classes": self.classes}
+        shared = Shared(
+            model=self.model,
+            method=self.method,
+            parameters=self.parameters,
+            memory=self.memory,
+            generator=self.generator,
+            classes=self.classes,
+        )
         if self.privacy is None:
-            return Plain(self.model, self.method, self.parameters, **shared)
+            return Plain(shared)
         return Clipped(
-            self.model,
-            self.method,
-            self.parameters,
+            shared,
             form=self.privacy,
             batch_size=self.batch_size,
             stream=self.stream,
             microbatch=microbatch,
             curator=curator,
-            **shared,
         )
 
     def _new_optimiser(self) -> torch.optim.Optimizer:

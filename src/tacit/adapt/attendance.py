@@ -34,9 +34,9 @@ class Attendance:
         allowed = wanted
         if self._path is not None and wanted:
             own = _line(step, wanted)
-            self._append(own)
+            _append(self._path, own)
             allowed = set()
-            for line in self._new_lines():
+            for line in self._new_lines(self._path):
                 if line == own:
                     allowed = {unit for unit in wanted if self._may(unit, step)}
                 self._note(line)
@@ -51,8 +51,8 @@ class Attendance:
         if not path.exists():
             return
         if not path.read_bytes().endswith(b"\n"):  # cut off by a kill, hence before its release
-            self._append("\n")
-        for line in self._new_lines():
+            _append(path, "\n")
+        for line in self._new_lines(path):
             self._note(line)
 
     @property
@@ -67,7 +67,7 @@ class Attendance:
         self._path = path
         past = [_line(last - i, [unit]) for unit, (times, last) in self._seen.items() for i in reversed(range(times))]
         path.unlink(missing_ok=True)
-        self._append("".join(past))
+        _append(path, "".join(past))
         self._read = path.stat().st_size
 
     def _may(self, unit: int, step: int) -> bool:
@@ -86,25 +86,24 @@ class Attendance:
             if times == 0 or last != step:
                 self._seen[unit] = (times + 1, max(last, step))
 
-    def _new_lines(self) -> list[str]:
-        assert self._path is not None
-        with self._path.open("rb") as file:
+    def _new_lines(self, path: Path) -> list[str]:
+        with path.open("rb") as file:
             file.seek(self._read)
             new = file.read()
         complete = new[: new.rfind(b"\n") + 1]
         self._read += len(complete)
         return complete.decode().splitlines(keepends=True)
 
-    def _append(self, text: str) -> None:
-        assert self._path is not None
-        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            if os.write(file, text.encode()) < len(text):
-                raise OSError(f"There is no room left in {self._path}: who takes part must be noted before the step.")
-            os.fsync(file)
-        finally:
-            os.close(file)
-
 
 def _line(step: int, units: Iterable[int]) -> str:
     return " ".join(str(word) for word in (step, *sorted(units))) + "\n"
+
+
+def _append(path: Path, text: str) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        if os.write(file, text.encode()) < len(text):
+            raise OSError(f"There is no room left in {path}: who takes part must be noted before the step.")
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor, nn
@@ -26,25 +26,28 @@ Curator = Callable[[ClippedSum], None]
 _BOUNDS = (1e-12, 1e12)  # an adaptive clip stays a number, even where nothing is left to learn
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """What a step of any form needs."""
+
+    model: nn.Module
+    method: Method
+    parameters: dict[str, nn.Parameter]
+    memory: Memory
+    generator: Generator
+    classes: Tensor | None
+
+
 class Step(ABC):
     """What the forms share."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        method: Method,
-        parameters: dict[str, nn.Parameter],
-        *,
-        memory: Memory,
-        generator: Generator,
-        classes: Tensor | None,
-    ) -> None:
-        self.model = model
-        self.method = method
-        self.parameters = parameters
-        self.memory = memory
-        self.generator = generator
-        self.classes = classes
+    def __init__(self, shared: Shared) -> None:
+        self.model = shared.model
+        self.method = shared.method
+        self.parameters = shared.parameters
+        self.memory = shared.memory
+        self.generator = shared.generator
+        self.classes = shared.classes
 
     @abstractmethod
     def __call__(self, rows: Rows, taking: Tensor | None = None) -> tuple[Tensor, Gradient | None]:
@@ -149,25 +152,20 @@ class Clipped(Step):
 
     def __init__(
         self,
-        model: nn.Module,
-        method: Method,
-        parameters: dict[str, nn.Parameter],
+        shared: Shared,
         *,
-        memory: Memory,
-        generator: Generator,
-        classes: Tensor | None,
         form: Clip | DP,
         batch_size: int,
         stream: NoisyStream | None,
         microbatch: int | None,
         curator: Curator | None,
     ) -> None:
-        super().__init__(model, method, parameters, memory=memory, generator=generator, classes=classes)
+        super().__init__(shared)
         self.form = form
         self.batch_size = batch_size
         self.stream = stream
         self.curator = curator
-        self._engine = Engine(model, self._loss, clip=form.clip, microbatch=microbatch)
+        self._engine = Engine(shared.model, self._loss, clip=form.clip, microbatch=microbatch)
         self._seen: list[Tensor] | None = None  # the logits of a pass, while one is on
 
     @property

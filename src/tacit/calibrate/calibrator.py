@@ -151,7 +151,7 @@ class Calibrator:
             delta=self.budget.delta if plan.setting.noise == "gaussian" else 0.0,
         )
         if self.check:
-            result = replace(result, ece_interval=self._left_over(asker, result, outcome, plan))
+            result = replace(result, ece_interval=self._left_over(asker, result, outcome, plan.setting, plan.price))
         if asker.lost:  # the noise of fewer sources, scaled up, is not what the intervals were computed for
             result = replace(result, interval=None, ece_interval=None)
         notes = asker.notes + self._notes(outcome)
@@ -178,20 +178,20 @@ class Calibrator:
         )
         return float(low[0]), float(high[0])
 
-    def _left_over(self, asker: Asker, result: Result, outcome: Outcome, plan: Plan) -> tuple[float, float] | None:
+    def _left_over(
+        self, asker: Asker, result: Result, outcome: Outcome, setting: Setting, price: Price
+    ) -> tuple[float, float] | None:
         """One more question, at the temperature found: the gaps of the bins."""
-        assert plan.price is not None
         temperature = torch.tensor([result.temperature], dtype=torch.float64)
         totals = asker.ask(Ask(statistic=BinGaps(), temperatures=temperature))
         counted = [float(t[0, 0]) for ask, t in outcome.asked if isinstance(ask.statistic, Count)]
-        samples = plan.setting.samples or (counted[0] if counted else None)
+        samples = setting.samples or (counted[0] if counted else None)
         if not samples or samples < 1:
             return None
-        setting = plan.setting
         return ece_interval(
             totals[0],
             noise=setting.noise,
-            scale=plan.price.scale(BinGaps(), setting.neighbours),
+            scale=price.scale(BinGaps(), setting.neighbours),
             sources=setting.sources,
             samples=samples,
             z=setting.z,

@@ -145,20 +145,19 @@ class Bar:
     def __call__(self, what: str, done: int, total: int, *, spent: tuple[float, float] | None = None) -> None:
         self._spent = budget_text(spent) if spent is not None else self._spent
         if self._bar is not None:
-            self._show(what, done, total)
+            self._show(self._bar, what, done, total)
         elif what != self._what or done >= total or time.monotonic() - self._said >= _EVERY:
             text = f"{what}: {done} of {total}" + (f"; {self._spent}" if self._spent else "")
             typer.echo(text, err=True)
             self._said = time.monotonic()
         self._what = what
 
-    def _show(self, what: str, done: int, total: int) -> None:
-        assert self._bar is not None
+    def _show(self, bar: Progress, what: str, done: int, total: int) -> None:
         if self._task is None or what != self._what:
             if self._task is not None:
-                self._bar.remove_task(self._task)
-            self._task = self._bar.add_task(what, total=total, spent="")
-        self._bar.update(self._task, completed=done, total=total, spent=self._spent)
+                bar.remove_task(self._task)
+            self._task = bar.add_task(what, total=total, spent="")
+        bar.update(self._task, completed=done, total=total, spent=self._spent)
 
     def __enter__(self) -> Bar:
         if self._console.is_terminal:
