@@ -1,0 +1,53 @@
+"""Labelled rows by the unit that they belong to: the form in which private training asks for data.
+
+A unit is shown as one or more rows: an image, K views of an image, k clips of a video, the visits of a patient. Which
+ones is decided by random numbers that the caller draws ("chances"), never by a generator in here: training draws them
+from a secret key, so that a step can be replayed and that nobody's rows depend on who else is there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+from torch import Tensor
+
+
+class Rows(NamedTuple):
+    """Rows of some units: `owner` says for each row the place of its unit among those that were asked for."""
+
+    inputs: Any
+    labels: Tensor
+    owner: Tensor
+
+
+@runtime_checkable
+class Records(Protocol):
+    """Units with labelled rows. `units` is always a one-dimensional integer tensor of unit numbers, 0 to len - 1."""
+
+    @property
+    def chances(self) -> int:
+        """How many random numbers in (0, 1] it takes to show one unit once."""
+
+    @property
+    def most_rows(self) -> int:
+        """The most rows that one unit is ever shown as."""
+
+    @property
+    def scored_by(self) -> Literal["row", "unit"]:
+        """Whether a prediction is right or wrong for each row, or for the unit over the mean of its rows."""
+
+    def __len__(self) -> int:
+        """The number of units."""
+
+    def labels(self) -> Tensor:
+        """Every label there is, to be checked before anything is charged."""
+
+    def rows(self, units: Tensor, chances: Tensor | None) -> Rows:
+        """The rows of these units, in their order.
+
+        `chances` has one line per unit (training); None asks for the fixed rows of an evaluation: everything there is,
+        unchanged, or clips at even distances.
+        """
+
+    def fingerprint(self) -> str:
+        """Changes with any value, label or grouping; tells nothing to who does not have the data."""
