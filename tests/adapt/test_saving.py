@@ -29,7 +29,8 @@ from tacit.adapt import (
     resume_adapter,
     save_adapter,
 )
-from tacit.adapt.saving import _metadata, _private_folder
+from tacit.checkpoints import metadata as words_of
+from tacit.checkpoints import private_folder
 from tacit.gradients import AdaptiveQuantile
 from tacit.privacy import Ledger
 from tacit.privacy.noise import NoiseKey
@@ -250,7 +251,7 @@ def test_a_checkpoint_does_not_tell_who_dropped_out(tmp_path: Path) -> None:
         adapter(shown)
         save_adapter(adapter, tmp_path / "checkpoint")
         tensors = load((tmp_path / "checkpoint").read_bytes())
-        facts = json.loads(_metadata((tmp_path / "checkpoint").read_bytes())["tacit"])
+        facts = json.loads(words_of((tmp_path / "checkpoint").read_bytes())["tacit"])
         states.append((tensors["generator"], {k: v for k, v in facts.items() if k not in ("receipt", "head", "save")}))
     assert torch.equal(states[0][0], states[1][0])
     assert states[0][1] == states[1][1]
@@ -363,7 +364,7 @@ def test_other_constants_are_another_adapter(
 
 
 def damaged(good: bytes) -> Iterator[tuple[str, bytes]]:
-    tensors, metadata = load(good), _metadata(good)
+    tensors, metadata = load(good), words_of(good)
     facts = json.loads(metadata["tacit"])
     yield "empty", b""
     yield "cut", good[:-10]
@@ -388,7 +389,7 @@ def test_a_damaged_checkpoint(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_version(tmp_path: Path) -> None:
     save_adapter(run(fresh(tmp_path), 0, 1), tmp_path / "checkpoint")
     raw = (tmp_path / "checkpoint").read_bytes()
-    facts = json.loads(_metadata(raw)["tacit"]) | {"tacit adapter": 99}
+    facts = json.loads(words_of(raw)["tacit"]) | {"tacit adapter": 99}
     (tmp_path / "bad").write_bytes(save(load(raw), metadata={"tacit": json.dumps(facts)}))
     refused(fresh(tmp_path), tmp_path, "another version of tacit", path="bad")
 
@@ -426,8 +427,8 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
         durable, url = True, "postgresql://server/db"
 
     with pytest.raises(ValueError, match="private="):
-        _private_folder(Server(), None)  # type: ignore[arg-type]
-    assert _private_folder(Server(), tmp_path) == tmp_path  # type: ignore[arg-type]
+        private_folder(Server(), None)  # type: ignore[arg-type]
+    assert private_folder(Server(), tmp_path) == tmp_path  # type: ignore[arg-type]
 
 
 def test_another_folder_for_what_is_private(tmp_path: Path) -> None:

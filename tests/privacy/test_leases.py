@@ -199,7 +199,7 @@ def test_nothing_is_released_between_the_state_and_its_entry(sqlite_url: str, mo
     receipt, stream = charged(ledger)
     leases.extend(ledger, receipt, 5)
     outcome: list[str] = []
-    append = leases._append
+    append = leases.note
 
     def slow_append(*given: object) -> None:
         def other() -> None:
@@ -214,7 +214,7 @@ def test_nothing_is_released_between_the_state_and_its_entry(sqlite_url: str, mo
         thread.join()
         append(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(leases, "_append", slow_append)
+    monkeypatch.setattr(leases, "note", slow_append)
     saved(ledger, stream)
     assert outcome == ["refused"]
 

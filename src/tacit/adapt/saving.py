@@ -8,9 +8,7 @@ says which batch is next, and none before it may be fed again.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -20,9 +18,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from tacit import checkpoints
 from tacit.adapt.adapter import Adapter
 from tacit.adapt.noise import NoisyStream
-from tacit.privacy import Ledger, leases
+from tacit.privacy import leases
 from tacit.privacy.leases import Secret
 
 VERSION = 1
@@ -37,19 +36,19 @@ def save_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | No
     stream = adapter.stream
     secret = None
     if stream is not None and stream.stream is not None:
-        folder = _private_folder(stream.account.ledger, private)
+        folder = checkpoints.private_folder(stream.account.ledger, private)
         leases.check_holder(stream.account.ledger, stream.stream.receipt)
         adapter.attendance.keep_at(folder / f"tacit-{stream.stream.receipt.id}.attendance")
         secret = leases.secret_of(stream.stream)
-        _write(folder / f"tacit-{secret.receipt}.secret", _pack_secret(secret), 0o600)
-    _write(Path(path), _pack(adapter, secret), 0o644)
+        checkpoints.write(folder / f"tacit-{secret.receipt}.secret", _pack_secret(secret), 0o600)
+    checkpoints.write(Path(path), _pack(adapter, secret))
     if secret is not None and stream is not None and stream.stream is not None:
         leases.save(stream.account.ledger, stream.stream.receipt, secret)
 
 
 def resume_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | None = None) -> bool:
     """Take up what `save_adapter` wrote, in a new adapter made with the same options; True if it goes on exactly."""
-    tensors, facts = _unpack(Path(path))
+    tensors, facts = checkpoints.unpack("adapter", VERSION, Path(path))
     expected = _describe(adapter)
     for key, value in expected.items():
         if facts["adapter"].get(key) != value:
@@ -79,14 +78,14 @@ def close_adapter(adapter: Adapter, *, private: str | Path | None = None) -> Non
     ledger, receipt = stream.account.ledger, stream.receipt
     ledger.settle(receipt)
     if ledger.durable:
-        folder = _private_folder(ledger, private)
+        folder = checkpoints.private_folder(ledger, private)
         for ending in ("secret", "attendance"):
             (folder / f"tacit-{receipt.id}.{ending}").unlink(missing_ok=True)
 
 
 def _take_up(adapter: Adapter, stream: NoisyStream, facts: dict[str, Any], private: str | Path | None) -> bool:
     ledger, receipt_id = stream.account.ledger, facts["receipt"]
-    folder = _private_folder(ledger, private)
+    folder = checkpoints.private_folder(ledger, private)
     stream.refuse_stranger(ledger.receipt(receipt_id))
     attendance, file = (folder / f"tacit-{receipt_id}.{kind}" for kind in ("attendance", "secret"))
     if facts["units"] and not attendance.exists():
@@ -101,17 +100,6 @@ def _take_up(adapter: Adapter, stream: NoisyStream, facts: dict[str, Any], priva
     return exact
 
 
-def _private_folder(ledger: Ledger, private: str | Path | None) -> Path:
-    if not ledger.durable:
-        raise ValueError("This run's ledger is in memory (not durable), so it cannot be taken up: give ledger= a file.")
-    if private is not None:
-        return Path(private)
-    name = ledger.url.removeprefix("sqlite:///")
-    if "://" in name:
-        raise ValueError("Say where keys are kept with private=, a folder that only you can read.")
-    return Path(name).resolve().parent
-
-
 def _describe(adapter: Adapter) -> dict[str, Any]:
     """What must be the same when a run is taken up."""
     method, classes = adapter.method, adapter.classes
@@ -122,7 +110,7 @@ def _describe(adapter: Adapter) -> dict[str, Any]:
         **constants,
         "uncertainty": getattr(method.uncertainty, "__name__", repr(method.uncertainty)),
         "filters": repr(method.filters),
-        "anchor": None if anchor is None else [_digest(part, "") for part in (anchor.importance, anchor.origin)],
+        "anchor": None if anchor is None else [checkpoints.digest(part) for part in (anchor.importance, anchor.origin)],
         "classes": None if classes is None else classes.nonzero().flatten().tolist(),
         "privacy": repr(adapter.privacy),
         "batch size": adapter.batch_size,
@@ -133,22 +121,16 @@ def _describe(adapter: Adapter) -> dict[str, Any]:
 
 def _pack(adapter: Adapter, secret: Secret | None) -> bytes:
     memory = adapter.memory
-    tensors = {f"parameter.{name}": p.detach().contiguous() for name, p in adapter.parameters.items()}
-    tensors |= {f"origin.{name}": value.contiguous() for name, value in adapter.origin.items()}
-    tensors |= {f"{_MEMORY}{name}": value.contiguous() for name, value in (memory.last or {}).items()}
+    tensors = {f"parameter.{name}": p.detach() for name, p in adapter.parameters.items()}
+    tensors |= {f"origin.{name}": value for name, value in adapter.origin.items()}
+    tensors |= {f"{_MEMORY}{name}": value for name, value in (memory.last or {}).items()}
     if memory.usual is not None:
         tensors["memory.usual"] = memory.usual
-    scalars: dict[str, dict[str, float]] = {}
-    for index, state in adapter.optimiser.state_dict()["state"].items():
-        for key, value in state.items():
-            if isinstance(value, Tensor):
-                tensors[f"optimiser.{index}.{key}"] = value.contiguous()
-            elif value is not None:
-                scalars.setdefault(str(index), {})[key] = value
+    state, scalars = checkpoints.optimiser_state(adapter.optimiser)
+    tensors |= state
     tensors["generator"] = adapter.generator.get_state()
     receipt = adapter.stream.receipt if adapter.stream is not None else None
     facts = {
-        "tacit adapter": VERSION,
         "adapter": _describe(adapter),
         "steps": adapter.steps,
         "told_units": adapter.told_units,
@@ -160,35 +142,7 @@ def _pack(adapter: Adapter, secret: Secret | None) -> bytes:
         "head": None if receipt is None else receipt.head,
         "save": None if secret is None else leases.digest(secret),
     }
-    told = json.dumps(facts)
-    return save(tensors, metadata={"tacit": told, "digest": _digest(tensors, told)})
-
-
-def _digest(tensors: dict[str, Tensor], told: str) -> str:
-    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    return hashlib.sha256(save({"": torch.zeros(0)} | plain) + told.encode()).hexdigest()
-
-
-def _unpack(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    raw = path.read_bytes()
-    try:
-        tensors = load(raw)
-        metadata = _metadata(raw)
-        facts = json.loads(metadata["tacit"])
-        version = facts["tacit adapter"]
-    except (SafetensorError, ValueError, KeyError, TypeError):
-        raise ValueError(f"{path} is no checkpoint of an adapter, or it is damaged.") from None
-    if version != VERSION:
-        raise ValueError(f"{path} was written by another version of tacit (format {version}).")
-    if metadata.get("digest") != _digest(tensors, metadata["tacit"]):
-        raise ValueError(f"{path} is damaged: it is not what was written.")
-    return tensors, facts
-
-
-def _metadata(raw: bytes) -> dict[str, str]:
-    """The words in a file of tensors."""
-    length = int.from_bytes(raw[:8], "little")
-    return dict(json.loads(raw[8 : 8 + length])["__metadata__"])
+    return checkpoints.pack("adapter", VERSION, tensors, facts)
 
 
 def _restore(adapter: Adapter, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -196,12 +150,7 @@ def _restore(adapter: Adapter, tensors: dict[str, Tensor], facts: dict[str, Any]
         for name, parameter in adapter.parameters.items():
             parameter.copy_(tensors[f"parameter.{name}"])
             adapter.origin[name].copy_(tensors[f"origin.{name}"])
-    state: dict[int, dict[str, Any]] = {int(i): dict(values) for i, values in facts["optimiser"].items()}
-    for key, value in tensors.items():
-        if key.startswith("optimiser."):
-            _, index, name = key.split(".", 2)
-            state.setdefault(int(index), {})[name] = value
-    adapter.optimiser.load_state_dict(adapter.optimiser.state_dict() | {"state": state})
+    checkpoints.load_optimiser(adapter.optimiser, tensors, facts["optimiser"])
     device = next(iter(adapter.parameters.values())).device
     last = {key.removeprefix(_MEMORY): value.to(device) for key, value in tensors.items() if key.startswith(_MEMORY)}
     adapter.memory.last = last or None
@@ -223,7 +172,7 @@ def _pack_secret(secret: Secret) -> bytes:
 def _unpack_secret(raw: bytes) -> Secret | None:
     try:
         tensors = load(raw)
-        plain = json.loads(_metadata(raw)["secret"])
+        plain = json.loads(checkpoints.metadata(raw)["secret"])
     except (SafetensorError, ValueError, KeyError, TypeError):
         return None  # half written when the process died: the ledger knows of no such save
     mixer = plain["mixer"]
@@ -233,18 +182,3 @@ def _unpack_secret(raw: bytes) -> Secret | None:
         found = sorted((int(k.split(".")[1]), t) for k, t in tensors.items() if k.startswith(f"{part}."))
         mixer[part] = [t for _, t in found]
     return Secret(**plain)
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """All of it or nothing: to a file beside it, to the disk, then in its place."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    try:
-        with os.fdopen(file, "wb") as out:
-            out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise

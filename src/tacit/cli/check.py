@@ -11,8 +11,13 @@ from tacit.cli.output import AsJson, console, print_json
 
 
 def check(
-    model: Annotated[str, typer.Argument(help="timm:NAME, transformers:TYPE_OR_FOLDER or module:function.")],
-    scheme: Annotated[str, typer.Option(help="full, linear, norms, selective or bias.")] = "full",
+    model: Annotated[
+        str, typer.Argument(help="timm:NAME, transformers:TYPE_OR_FOLDER, small:NAME or module:function.")
+    ],
+    scheme: Annotated[
+        str,
+        typer.Option(help="full, linear, norms, selective, bias, adapter, last_block or first_last_block."),
+    ] = "full",
     frozen: Annotated[bool, typer.Option("--frozen", help="With the statistics of BatchNorm frozen.")] = False,
     shape: Annotated[str | None, typer.Option("--input", help="The shape of one row, such as 3x224x224.")] = None,
     as_json: AsJson = False,

@@ -87,6 +87,11 @@ class Engine:
                 self._add_row_by_row(tally, rows_of(batch, part, rows), part, members, grouped)
         return tally.result()
 
+    def nobody(self, clip: float | Policy | None = None) -> ClippedSum:
+        """The sum over no unit at all: zeros, with the bounds of any other sum."""
+        policy = self.clip if clip is None else as_policy(clip)
+        return Tally(policy, {n: wide(p.detach()) for n, p in self._slots.parameters.items()}, 0).result()
+
     def outdated(self) -> bool:
         """Whether the model's trainable parameters are no longer those that the engine was made for."""
         current = {id(p) for p in self.model.parameters() if p.requires_grad}

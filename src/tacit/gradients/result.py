@@ -51,6 +51,16 @@ class ClippedSum:
     blocks: dict[str, tuple[str, ...]] = field(repr=False)
     private: Private = field(repr=False)
 
+    def __add__(self, other: ClippedSum) -> ClippedSum:
+        """The sum over the units of both; no unit may be in both, or it would count twice."""
+        if (self.bounds, self.blocks) != (other.bounds, other.blocks):
+            raise ValueError("Sums of different parameters, or with different bounds, cannot be added.")
+        norms, factors = (
+            torch.cat([getattr(self.private, each), getattr(other.private, each)]) for each in ("norms", "factors")
+        )
+        total = {name: value + other.sum[name] for name, value in self.sum.items()}
+        return ClippedSum(total, self.bounds, self.blocks, Private(norms, factors))
+
 
 class Tally:
     """Adds up parts of a batch under one policy."""

@@ -1,21 +1,40 @@
 """Models as people have them: loading by name, which parameters are trained, and whether tacit can take them."""
 
+from tacit.models.adapters import Adapter, adapters_of, insert_adapters
+from tacit.models.blocks import blocks_of
 from tacit.models.compatibility import Compatibility, check
+from tacit.models.convert import to_groupnorm
 from tacit.models.convnet import ConvNet
 from tacit.models.embedded import embedded
+from tacit.models.heads import head_of, with_head
+from tacit.models.initialise import scratch
 from tacit.models.loading import Loaded, freeze_statistics, load
-from tacit.models.selection import SCHEMES, head_of, normalisers, select
+from tacit.models.resnet import ResNet
+from tacit.models.selection import SCHEMES, normalisers, select, trainable
+from tacit.models.video import VideoNet
+from tacit.models.vit import ViT
 
 __all__ = [
     "SCHEMES",
+    "Adapter",
     "Compatibility",
     "ConvNet",
     "Loaded",
+    "ResNet",
+    "ViT",
+    "VideoNet",
+    "adapters_of",
+    "blocks_of",
     "check",
     "embedded",
     "freeze_statistics",
     "head_of",
+    "insert_adapters",
     "load",
     "normalisers",
+    "scratch",
     "select",
+    "to_groupnorm",
+    "trainable",
+    "with_head",
 ]

@@ -38,8 +38,8 @@ class Compatibility:
 def check(loaded: Loaded, scheme: str = "full") -> Compatibility:
     """Try the model on made-up rows; raises ValueError with the way out if it cannot be private."""
     model = loaded.model
-    total = sum(parameter.numel() for parameter in model.parameters())
     names = select(model, scheme)
+    total = sum(parameter.numel() for parameter in model.parameters())  # with the adapters that a scheme inserts
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         engine = Engine(model, loaded.loss, clip=1.0)

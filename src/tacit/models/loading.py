@@ -1,4 +1,4 @@
-"""Models by name: `timm:NAME`, `transformers:TYPE_OR_FOLDER`, or `module:function` of one's own."""
+"""Models by name: `timm:NAME`, `transformers:TYPE_OR_FOLDER`, `small:NAME`, or `module:function` of one's own."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+
+from tacit.models.convnet import ConvNet
+from tacit.models.resnet import ResNet
+from tacit.models.video import VideoNet
+from tacit.models.vit import ViT
 
 PerSampleLoss = Callable[[nn.Module, Any], Tensor]
 
@@ -31,16 +36,21 @@ def load(name: str, *, shape: tuple[int, ...] | None = None) -> Loaded:
     """Build a model by name, without downloading anything.
 
     `timm:vit_tiny_patch16_224` builds it untrained; `transformers:bert` from the type's default configuration, or from
-    a local folder with its weights; `package.module:function` calls the function, which returns a model, or a model and
-    a batch (or is a model itself). `shape` is that of one input row, where it cannot be told from the model.
+    a local folder with its weights; `small:vit`, `small:resnet`, `small:convnet` and `small:video` one of tacit's own
+    nets for ten classes; `package.module:function` calls the function, which returns a model, or a model and a batch
+    (or is a model itself). `shape` is that of one input row, where it cannot be told from the model.
     """
     kind, _, rest = name.partition(":")
     if not rest:
-        raise ValueError(f"{name!r} is no model: write timm:NAME, transformers:TYPE_OR_FOLDER or module:function.")
+        raise ValueError(
+            f"{name!r} is no model: write timm:NAME, transformers:TYPE_OR_FOLDER, small:NAME or module:function."
+        )
     if kind == "timm":
         return _timm(name, rest, shape)
     if kind == "transformers":
         return _transformers(name, rest)
+    if kind == "small":
+        return _small(name, rest, shape)
     return _own(name, kind, rest, shape)
 
 
@@ -75,6 +85,27 @@ def _transformers(name: str, rest: str) -> Loaded:
     model.train()
     tokens = torch.randint(2, model.config.get_text_config().vocab_size - 1, (2, 16))
     return Loaded(name=name, model=model, batch=tokens, loss=least_surprise)
+
+
+_SMALL: dict[str, tuple[tuple[int, ...], Callable[..., nn.Module]]] = {  # the shape of a row, and a net for such rows
+    "vit": ((3, 32, 32), lambda channels, size, _: ViT(channels=channels, classes=10, size=size)),
+    "resnet": ((3, 32, 32), lambda channels, *_: ResNet(channels=channels, classes=10)),
+    "convnet": ((3, 32, 32), lambda channels, *_: ConvNet(channels=channels, classes=10)),
+    "video": (
+        (8, 3, 32, 32),
+        lambda frames, channels, size, _: VideoNet(frames=frames, channels=channels, classes=10, size=size),
+    ),
+}
+
+
+def _small(name: str, rest: str, shape: tuple[int, ...] | None) -> Loaded:
+    if rest not in _SMALL:
+        raise ValueError(f"There is no small net {rest!r}: choose one of {', '.join(_SMALL)}.")
+    usual, build = _SMALL[rest]
+    row = shape or usual
+    if len(row) != len(usual) or row[-1] != row[-2]:
+        raise ValueError(f"{name} takes rows such as {'x'.join(map(str, usual))}, not {'x'.join(map(str, row))}.")
+    return Loaded(name=name, model=build(*row), batch=torch.rand(2, *row), loss=least_surprise)
 
 
 def _own(name: str, module: str, function: str, shape: tuple[int, ...] | None) -> Loaded:

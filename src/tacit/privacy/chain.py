@@ -19,7 +19,7 @@ _APPEND = sa.insert(storage.entries)
 _ADVANCE = sa.update(storage.head).where(storage.head.c.id == 1)
 
 
-_LEASES = ("lease", "saved", "resumed")  # of ``leases``: they cost nothing
+_LEASES = ("lease", "saved", "resumed", "kept")  # of ``leases`` and ``replay``: they cost nothing
 
 
 class LedgerDamaged(LedgerError):
@@ -55,6 +55,14 @@ def last_lease(connection: Connection, receipt_id: str) -> tuple[str, dict[str, 
     query = sa.select(table.c.kind, table.c.body).where(table.c.receipt == receipt_id, kinds)
     row = connection.execute(query.order_by(table.c.seq.desc()).limit(1)).one_or_none()
     return None if row is None else (row.kind, dict(json.loads(row.body)))
+
+
+def kept_key(connection: Connection, receipt_id: str) -> str | None:
+    """The digest of the key that was kept for replaying a receipt's releases, if one was."""
+    table = storage.entries
+    query = sa.select(table.c.body).where(table.c.receipt == receipt_id, table.c.kind == "kept")
+    body = connection.execute(query.order_by(table.c.seq).limit(1)).scalar_one_or_none()
+    return None if body is None else str(json.loads(body)["key"])
 
 
 def verify(connection: Connection, head: str | None) -> int:

@@ -50,8 +50,8 @@ def extend(ledger: Ledger, receipt: Receipt, releases: int) -> int:
         raise ValueError(f"A lease is at least one release, not {releases}.")
     upto = min(receipt.used + releases, receipt.releases)
     with ledger._transaction() as connection:
-        holder = _held(connection, receipt)
-        _append(connection, "lease", receipt, {"upto": upto, "holder": holder})
+        holder = held_by(connection, receipt)
+        note(connection, "lease", receipt, {"upto": upto, "holder": holder})
     receipt._use["leased"] = upto
     return upto
 
@@ -59,7 +59,7 @@ def extend(ledger: Ledger, receipt: Receipt, releases: int) -> int:
 def check_holder(ledger: Ledger, receipt: Receipt) -> None:
     """Refuse a process whose stream another one has taken up."""
     with ledger._transaction() as connection:
-        _held(connection, receipt)
+        held_by(connection, receipt)
 
 
 def secret_of(stream: GaussianStream) -> Secret:
@@ -97,9 +97,9 @@ def save(ledger: Ledger, receipt: Receipt, secret: Secret) -> None:
             raise ReceiptError("This state is older than the stream: take a new one.")
         receipt._use["leased"] = secret.used
     with ledger._transaction() as connection:
-        holder = _held(connection, receipt)
+        holder = held_by(connection, receipt)
         body = {"upto": secret.used, "holder": holder, "token": digest(secret)}
-        _append(connection, "saved", receipt, body)
+        note(connection, "saved", receipt, body)
 
 
 def resume(ledger: Ledger, receipt_id: str, secret: Secret | None) -> tuple[Receipt, GaussianStream, bool]:
@@ -111,41 +111,54 @@ def resume(ledger: Ledger, receipt_id: str, secret: Secret | None) -> tuple[Rece
     told = ledger.receipt(receipt_id)
     if not isinstance(told.event, StreamDpEvent):
         raise ReceiptError(f"Receipt {receipt_id[:8]} paid for no stream: there is nothing to take up.")
-    holder = secrets.token_hex(8)
-    with ledger._transaction() as connection:
-        last = _last(connection, receipt_id)
-        if last is None:
-            raise ReceiptError(f"Receipt {receipt_id[:8]} was never leased: nobody knows what was released on it.")
-        exact = secret is not None and secret.receipt == receipt_id and last.get("token") == digest(secret)
-        used = int(last["upto"])
-        _append(connection, "resumed", told, {"upto": used, "holder": holder, "exact": exact})
-    if exact and secret is not None:
-        key = NoiseKey.from_secret(secret.key, seeded=told.seeded)
-    else:
-        key = NoiseKey((receipt_id, used)) if told.seeded else NoiseKey()
-    receipt = told.issued(key)
-    receipt.skip(used)
-    receipt._use.update(holder=holder, leased=used)
+    receipt, exact = _take_up(ledger, told, secret)
     stream = GaussianStream(receipt)
     if exact and secret is not None:
         stream._mixer = stream.strategy.mixer(secret.mixer)
     return receipt, stream, exact
 
 
-def _append(connection: Connection, kind: str, receipt: Receipt, body: dict[str, Any]) -> None:
+def go_on(ledger: Ledger, receipt_id: str) -> Receipt:
+    """Take up separate releases behind whatever was leased, with a fresh key; what was leased counts as made."""
+    told = ledger.receipt(receipt_id)
+    if isinstance(told.event, StreamDpEvent):
+        raise ReceiptError(f"Receipt {receipt_id[:8]} paid for a stream: take it up with resume.")
+    return _take_up(ledger, told, None)[0]
+
+
+def _take_up(ledger: Ledger, told: Receipt, secret: Secret | None) -> tuple[Receipt, bool]:
+    holder = secrets.token_hex(8)
+    with ledger._transaction() as connection:
+        last = last_word(connection, told.id)
+        if last is None:
+            raise ReceiptError(f"Receipt {told.id[:8]} was never leased: nobody knows what was released on it.")
+        exact = secret is not None and secret.receipt == told.id and last.get("token") == digest(secret)
+        used = int(last["upto"])
+        note(connection, "resumed", told, {"upto": used, "holder": holder, "exact": exact})
+    if exact and secret is not None:
+        key = NoiseKey.from_secret(secret.key, seeded=told.seeded)
+    else:
+        key = NoiseKey((told.id, used)) if told.seeded else NoiseKey()
+    receipt = told.issued(key)
+    receipt.skip(used)
+    receipt._use.update(holder=holder, leased=used)
+    return receipt, exact
+
+
+def note(connection: Connection, kind: str, receipt: Receipt, body: dict[str, Any]) -> None:
     chain.append(connection, kind, receipt.subject, receipt.id, canonical(body))
 
 
-def _held(connection: Connection, receipt: Receipt) -> str:
+def held_by(connection: Connection, receipt: Receipt) -> str:
     """The name of this receipt's holder, who must be the last one that the chain knows."""
     holder = str(receipt._use.setdefault("holder", secrets.token_hex(8)))
-    last = _last(connection, receipt.id)
+    last = last_word(connection, receipt.id)
     if last is not None and last["holder"] != holder:
         raise ReceiptError(f"Another process has taken up the stream of receipt {receipt.id[:8]}: stop here.")
     return holder
 
 
-def _last(connection: Connection, receipt_id: str) -> dict[str, Any] | None:
+def last_word(connection: Connection, receipt_id: str) -> dict[str, Any] | None:
     """What the chain says last of a receipt's releases; refused once it was settled."""
     last = chain.last_lease(connection, receipt_id)
     if last is not None and last[0] == "settle":

@@ -55,9 +55,11 @@ class NoiseKey:
             torch.sin(angle, out=part[size:]).mul_(radius)
         return out[:count]
 
-    def uniforms(self, release: int, count: int) -> Tensor:
-        """``count`` independent uniforms in (0, 1] (float64, CPU) for private sampling; no normal shares their bits."""
-        return _Uniforms(count)(self._open(release, 1 << 63), count)
+    def uniforms(self, release: int, count: int, purpose: int = 0) -> Tensor:
+        """``count`` independent uniforms in (0, 1] (float64, CPU); no normal and no other purpose shares their bits."""
+        if not 0 <= purpose < 4 or release >= 1 << 61:
+            raise ValueError("There are four purposes, 0 to 3, and releases up to 2^61.")
+        return _Uniforms(count)(self._open(release, (1 << 63) + (purpose << 61)), count)
 
     def _open(self, release: int, lane: int = 0) -> CipherContext:
         if not 0 <= release < 1 << 63:

@@ -8,6 +8,7 @@ drawing the same noise for different data would give the data away.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Mapping
@@ -42,6 +43,7 @@ class _Slot:
 
     kind: type[DpEvent]
     leaf: DpEvent
+    rate: float  # with which each unit is drawn; 1: everybody
     left: int
 
 
@@ -65,7 +67,10 @@ class Receipt:
     _use: dict[str, Any] = field(default_factory=dict, repr=False, init=False)
 
     def __post_init__(self) -> None:
-        slots = [_Slot(type(released(leaf)), released(leaf), _count(leaf, times)) for leaf, times in leaves(self.event)]
+        slots = [
+            _Slot(type(released(leaf)), released(leaf), _rate(leaf), _count(leaf, times))
+            for leaf, times in leaves(self.event)
+        ]
         self._use.update(process=_process, slots=slots, used=0, closed=False, lock=threading.Lock())
 
     def issued(self, key: NoiseKey) -> Receipt:
@@ -95,10 +100,14 @@ class Receipt:
         return f"receipt {self.id[:8]}{seeded}: {self.stage}, {self.releases} release(s) on {self.subject}"
 
     def skip(self, used: int) -> None:
-        """Count the first ``used`` releases of a stream as made; for ``leases`` alone."""
-        (slot,) = self._use["slots"]
-        slot.left -= used
+        """Count the first ``used`` releases, in the order of the tree, as made; for ``leases`` and ``replay`` alone."""
+        if not 0 <= used <= self.releases - self.used:
+            raise ReceiptError(f"Receipt {self.id[:8]} pays for {self.releases} releases: {used} cannot be skipped.")
         self._use["used"] += used
+        for slot in self._use["slots"]:
+            now = min(slot.left, used)
+            slot.left -= now
+            used -= now
 
     def close(self, used: int | None = None) -> DpEvent:
         """No release after this. Returns what ``used`` releases (by default those made so far) amount to.
@@ -174,6 +183,22 @@ def take(receipt: Receipt, kind: type[DpEvent], bound: float) -> tuple[DpEvent, 
         slot.left -= 1
         receipt._use["used"] += 1
         return slot.leaf, receipt.used - 1, key
+
+
+def upcoming(receipt: Receipt) -> tuple[float, int, NoiseKey]:
+    """The sampling rate and the number of the next release, and the key of its draw; for ``sampling`` alone."""
+    if not isinstance(receipt, Receipt):
+        raise ReceiptError("A draw needs the receipt of a charge: call Ledger.charge first.")
+    slot = next((slot for slot in receipt._use["slots"] if slot.left > 0), None)
+    if not receipt.live or receipt._key is None or slot is None:
+        raise _dead(receipt)
+    return slot.rate, receipt.used, receipt._key
+
+
+def _rate(leaf: DpEvent) -> float:
+    if isinstance(leaf, dp_event.SampledWithoutReplacementDpEvent):
+        return math.nan  # nothing here draws so
+    return float(leaf.sampling_probability) if isinstance(leaf, dp_event.PoissonSampledDpEvent) else 1.0
 
 
 def _dead(receipt: Receipt) -> ReceiptError:

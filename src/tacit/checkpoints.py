@@ -1,0 +1,111 @@
+"""Files of tensors with a few facts: whole or not at all, and never taken for another's.
+
+A checkpoint holds released values only and may be shared. Keys go to private files (0600), never in here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from tacit.privacy import Ledger
+
+
+def pack(kind: str, version: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> bytes:
+    """Tensors and facts in one file's worth of bytes, with a digest over both."""
+    told = json.dumps({f"tacit {kind}": version} | facts)
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    return save(plain, metadata={"tacit": told, "digest": digest(plain, told)})
+
+
+def unpack(kind: str, version: int, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `pack` packed; a clear error for anything else."""
+    raw = path.read_bytes()
+    try:
+        tensors = load(raw)
+        words = metadata(raw)
+        facts = json.loads(words["tacit"])
+        found = facts.pop(f"tacit {kind}")
+    except (SafetensorError, ValueError, KeyError, TypeError):
+        raise ValueError(f"{path} is no checkpoint of {_article(kind)} {kind}, or it is damaged.") from None
+    if found != version:
+        raise ValueError(f"{path} was written by another version of tacit (format {found}).")
+    if words.get("digest") != digest(tensors, words["tacit"]):
+        raise ValueError(f"{path} is damaged: it is not what was written.")
+    return tensors, facts
+
+
+def digest(tensors: dict[str, Tensor], told: str = "") -> str:
+    """A name for these values and words, the same on every machine."""
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    return hashlib.sha256(save({"": torch.zeros(0)} | plain) + told.encode()).hexdigest()
+
+
+def metadata(raw: bytes) -> dict[str, str]:
+    """The words in a file of tensors."""
+    length = int.from_bytes(raw[:8], "little")
+    return dict(json.loads(raw[8 : 8 + length])["__metadata__"])
+
+
+def write(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """All of it or nothing: to a file beside it, to the disk, then in its place."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        with os.fdopen(file, "wb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def private_folder(ledger: Ledger, private: str | Path | None) -> Path:
+    """Where keys go: the given folder, or the one of the ledger's file."""
+    if not ledger.durable:
+        raise ValueError("This run's ledger is in memory (not durable), so it cannot be taken up: give ledger= a file.")
+    if private is not None:
+        return Path(private)
+    name = ledger.url.removeprefix("sqlite:///")
+    if "://" in name:
+        raise ValueError("Say where keys are kept with private=, a folder that only you can read.")
+    return Path(name).resolve().parent
+
+
+def optimiser_state(optimiser: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
+    """A torch optimiser's state as tensors by name, and what in it is no tensor."""
+    tensors: dict[str, Tensor] = {}
+    scalars: dict[str, dict[str, float]] = {}
+    for index, state in optimiser.state_dict()["state"].items():
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimiser.{index}.{key}"] = value
+            elif value is not None:
+                scalars.setdefault(str(index), {})[key] = value
+    return tensors, scalars
+
+
+def load_optimiser(
+    optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor], scalars: dict[str, dict[str, float]]
+) -> None:
+    """Put back what `optimiser_state` took."""
+    state: dict[int, dict[str, Any]] = {int(index): dict(values) for index, values in scalars.items()}
+    for key, value in tensors.items():
+        if key.startswith("optimiser."):
+            _, index, name = key.split(".", 2)
+            state.setdefault(int(index), {})[name] = value
+    optimiser.load_state_dict(optimiser.state_dict() | {"state": state})
+
+
+def _article(word: str) -> str:
+    return "an" if word[0] in "aeiou" else "a"

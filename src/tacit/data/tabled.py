@@ -1,0 +1,188 @@
+"""Records from what people have: tensors, or any data set with `__len__` and `__getitem__`; grouped by owner or not."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from copy import copy
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from tacit.data.records import Rows
+from tacit.data.views import Augment, FlipAndShift
+
+
+class Table:
+    """Rows with labels, each its own unit or, with `owners`, each belonging to somebody.
+
+    `inputs` is a tensor (rows first; memory-mapped ones stay on disk), or a data set whose items are (input, label).
+    `owners` is one integer per row. `rows_each`: at most so many rows of a unit are shown at a time, drawn without
+    replacement (default: all of them). `augment`: K changed views of every row, all of them rows of its unit.
+    """
+
+    scored_by: Literal["row", "unit"] = "row"
+
+    def __init__(
+        self,
+        inputs: Any,
+        labels: Tensor | None = None,
+        owners: Tensor | Sequence[int] | None = None,
+        *,
+        rows_each: int | None = None,
+        augment: int | None = None,
+        views: Augment | None = None,
+    ) -> None:
+        self.inputs = inputs
+        self._labels = torch.as_tensor(labels) if labels is not None else _labels_of(inputs)
+        count = _count(inputs)
+        if count != len(self._labels):
+            raise ValueError(f"{count} rows and {len(self._labels)} labels: each row needs one.")
+        if count == 0:
+            raise ValueError("There are no rows to learn from.")
+        for value, what in ((rows_each, "rows_each"), (augment, "augment")):
+            if value is not None and value < 1:
+                raise ValueError(f"{what} is a number of rows, at least 1; got {value}.")
+        self._members = _members(owners, count)
+        self._views = (views or FlipAndShift()) if augment is not None else None
+        self._copies = augment or 1
+        largest = max((len(rows) for rows in self._members), default=1) if self._members is not None else 1
+        self._shown = largest if rows_each is None else min(rows_each, largest)
+        self._drawn = rows_each is not None and largest > rows_each
+
+    @property
+    def most_rows(self) -> int:
+        return self._shown * self._copies
+
+    @property
+    def chances(self) -> int:
+        drawn = self._shown if self._drawn else 0
+        return drawn + (self.most_rows * self._views.chances if self._views is not None else 0)
+
+    def __len__(self) -> int:
+        return len(self._labels) if self._members is None else len(self._members)
+
+    def labels(self) -> Tensor:
+        return self._labels
+
+    def rows(self, units: Tensor, chances: Tensor | None) -> Rows:
+        index, owner = self._chosen(units, chances)
+        inputs, labels = self.read(index), self._labels[index]
+        if chances is None or self._views is None:
+            return Rows(inputs, labels, owner)
+        if not isinstance(inputs, Tensor):
+            raise ValueError("Only rows that are one tensor each can be augmented.")
+        copies = self._copies
+        rest = chances[:, self._shown if self._drawn else 0 :].reshape(len(units), -1, self._views.chances)
+        place = _place_in_unit(owner, len(units))
+        fate = torch.cat([rest[owner, place * copies + copy] for copy in range(copies)])
+        repeated = inputs.repeat(copies, *[1] * (inputs.dim() - 1))
+        order = torch.arange(copies * len(index)).view(copies, -1).t().flatten()  # the views of a row side by side
+        viewed = self._views(repeated, fate)[order]
+        return Rows(viewed, labels.repeat_interleave(copies, 0), owner.repeat_interleave(copies))
+
+    def fingerprint(self) -> str:
+        found = hashlib.sha256(repr((self._shown, self._copies, self._views, len(self._labels))).encode())
+        found.update(_bytes(self._labels))
+        for rows in self._members or ():
+            found.update(_bytes(rows))
+        for start in range(0, len(self._labels), 4096):
+            batch = self.read(torch.arange(start, min(start + 4096, len(self._labels))))
+            for part in _tensors(batch):
+                found.update(_bytes(part))
+        return found.hexdigest()
+
+    @property
+    def augmented(self) -> bool:
+        return self._views is not None
+
+    def with_inputs(self, inputs: Any) -> Table:
+        """The same labels and units with other inputs: features, say."""
+        if _count(inputs) != len(self._labels) or self.augmented:
+            raise ValueError("Other inputs are one per row, of rows that are not augmented.")
+        other = copy(self)
+        other.inputs = inputs
+        return other
+
+    def _chosen(self, units: Tensor, chances: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Which rows are shown, and whose they are."""
+        if self._members is None:
+            return units, torch.arange(len(units))
+        mine = [self._members[unit] for unit in units.tolist()]
+        if chances is not None and self._drawn:
+            mine = [rows[_without_replacement(len(rows), fate)] for rows, fate in zip(mine, chances, strict=True)]
+        if not mine:
+            return torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long)
+        sizes = torch.tensor([len(rows) for rows in mine])
+        return torch.cat(mine), torch.repeat_interleave(torch.arange(len(mine)), sizes)
+
+    def read(self, index: Tensor) -> Any:
+        """The inputs of some rows, by their number."""
+        if isinstance(self.inputs, Tensor):
+            return self.inputs[index]
+        if isinstance(self.inputs, Mapping):
+            return {key: value[index] for key, value in self.inputs.items()}
+        if len(index) == 0:
+            return self.read(torch.zeros(1, dtype=torch.long))[:0]
+        return default_collate([self.inputs[int(i)][0] for i in index])
+
+
+def _place_in_unit(owner: Tensor, units: int) -> Tensor:
+    """0, 1, 2, ... within the rows of each unit, which lie side by side."""
+    sizes = torch.bincount(owner, minlength=units)
+    starts = torch.cumsum(sizes, 0) - sizes
+    return torch.arange(len(owner)) - starts[owner]
+
+
+def _without_replacement(count: int, fate: Tensor) -> Tensor:
+    """Some of `count` places, all different, decided by the numbers (Fisher and Yates); in ascending order."""
+    places = list(range(count))
+    for i, chance in enumerate(fate[:count].tolist()):
+        other = min(i + int((1 - chance) * (count - i)), count - 1)
+        places[i], places[other] = places[other], places[i]
+    return torch.tensor(sorted(places[: min(len(fate), count)]))
+
+
+def _members(owners: Tensor | Sequence[int] | None, count: int) -> list[Tensor] | None:
+    if owners is None:
+        return None
+    try:
+        owner = torch.as_tensor(owners)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError("Owners are one integer per row: number the names first.") from None
+    if owner.shape != (count,) or owner.is_floating_point() or owner.dtype == torch.bool:
+        raise ValueError(f"Owners are one integer per row: {count} of them, in one dimension.")
+    _, inverse = torch.unique(owner, return_inverse=True)
+    order = torch.argsort(inverse, stable=True)
+    return list(torch.split(order, torch.bincount(inverse).tolist()))
+
+
+def _count(inputs: Any) -> int:
+    if not isinstance(inputs, Mapping):
+        return len(inputs)
+    sizes = {len(value) for value in inputs.values()}
+    if len(sizes) != 1:
+        raise ValueError(f"The inputs disagree on the number of rows: {sorted(sizes)}.")
+    return sizes.pop()
+
+
+def _labels_of(dataset: Any) -> Tensor:
+    """The labels of a data set: its `targets` or `labels` if it has them, else asked one by one."""
+    for name in ("targets", "labels"):
+        found = getattr(dataset, name, None)
+        if found is not None and not callable(found):
+            return torch.as_tensor(found)
+    return torch.stack([torch.as_tensor(dataset[i][1]) for i in range(len(dataset))])
+
+
+def _tensors(batch: Any) -> list[Tensor]:
+    if isinstance(batch, Tensor):
+        return [batch]
+    values = batch.values() if isinstance(batch, Mapping) else batch
+    return [part for value in values for part in _tensors(value)]
+
+
+def _bytes(values: Tensor) -> bytes:
+    return values.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if values.numel() else b""

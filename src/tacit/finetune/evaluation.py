@@ -1,0 +1,113 @@
+"""How good a model is on people who were held out. They are people, too: their data is declared public, or charged."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from tacit.data.records import Records
+from tacit.finetune.predictions import predictions
+from tacit.finetune.tasks import Task
+from tacit.privacy import (
+    Budget,
+    Ledger,
+    Neighbours,
+    Receipt,
+    Unit,
+    events,
+    grid_sum,
+    leases,
+    mechanisms,
+    noise_multiplier,
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evaluation:
+    """Data to try the model on: at the end, and every `every` steps if given.
+
+    Either `public=True`, or a budget of its own: `subject` (another data set of the same ledger) pays `epsilon` and
+    `delta` for all evaluations together; `size` is the public number of units that the noisy count is divided by.
+    `patience`: stop after so many evaluations in a row without a better score.
+    """
+
+    data: Any = field(repr=False)
+    every: int | None = None
+    public: bool = False
+    subject: str | None = None
+    epsilon: float | None = None
+    delta: float = 1e-5
+    size: int | None = None
+    patience: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.public == (self.epsilon is not None):
+            raise ValueError(
+                "Evaluation data is public (public=True) or charged (subject=, epsilon=, size=): say which."
+            )
+        if self.epsilon is not None and (self.subject is None or self.size is None):
+            raise ValueError("A charged evaluation needs subject= (who pays) and size= (the public number of units).")
+        for value in (self.every, self.patience):
+            if value is not None and value < 1:
+                raise ValueError("every and patience are at least 1.")
+        if self.patience is not None and self.every is None:
+            raise ValueError("patience counts evaluations: say how often with every=.")
+
+    def times(self, steps: int) -> int:
+        """How many evaluations a run of so many steps makes, at most."""
+        return 1 if self.every is None else math.ceil(steps / self.every)
+
+    def due(self, done: int, steps: int) -> bool:
+        return done == steps or (self.every is not None and done % self.every == 0)
+
+
+class Judge:
+    """Carries out a run's evaluations; those of private data on a receipt of their own."""
+
+    def __init__(self, evaluation: Evaluation, records: Records, task: Task) -> None:
+        task.check(records.labels())
+        self.evaluation = evaluation
+        self.receipt: Receipt | None = None
+        self._records, self._task = records, task
+        self._ledger: Ledger | None = None
+
+    def charge(self, ledger: Ledger, *, steps: int, unit: Unit, neighbours: Neighbours, seed: int | None) -> None:
+        """Pay for all evaluations of the run at once; public ones cost nothing."""
+        told = self.evaluation
+        if told.epsilon is None:
+            return
+        budget, times, name = Budget(told.epsilon, told.delta), told.times(steps), str(told.subject)
+        noise = noise_multiplier(budget, lambda z: events.gaussian(z, steps=times), neighbours=neighbours)
+        if name not in {known.name for known in ledger.subjects()}:
+            ledger.subject(name, budget, unit=unit, neighbours=neighbours)
+        event = events.gaussian(noise, steps=times)
+        self.receipt = ledger.charge(name, event, stage="finetune", note="evaluation", seed=seed)
+        self._ledger = ledger
+
+    def take_up(self, ledger: Ledger, receipt_id: str) -> None:
+        """Go on with the evaluations of a run that was killed; one that was under way then counts as made."""
+        self.receipt, self._ledger = leases.go_on(ledger, receipt_id), ledger
+
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        """The scores, in percent: those of private data with their noise, and none if a kill has used them up.
+
+        Formal guarantee of the charged form: each unit adds the mean over its rows of a number in [0, 1], so the sum
+        moves by at most 1 (add-remove); it leaves through the discrete Gaussian that was charged, and is divided by a
+        public constant.
+        """
+        if self.receipt is None or self._ledger is None:
+            said = predictions(model, self._records, self._task)
+            return self._task.scores(said.beliefs, said.labels)
+        if self.receipt.used == self.receipt.releases:
+            return {}
+        leases.extend(self._ledger, self.receipt, 1)
+        said = predictions(model, self._records, self._task)
+        right = self._task.right(said.beliefs, said.labels)
+        lines = torch.bincount(said.owner, minlength=len(self._records)).clamp_min(1)
+        mean = torch.zeros(len(self._records), dtype=torch.float64).index_add_(0, said.owner, right) / lines
+        noisy = mechanisms.gaussian_query(grid_sum(mean, low=0.0, high=1.0, grid=2.0**-10), self.receipt)
+        return {"accuracy": 100 * float(noisy[0]) / float(self.evaluation.size or 1)}

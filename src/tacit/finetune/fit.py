@@ -1,0 +1,217 @@
+"""`fit`: private fine-tuning in one call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tacit.data.records import Records
+from tacit.data.tabled import Table
+from tacit.finetune.account import Account, Promise, open_account
+from tacit.finetune.evaluation import Evaluation, Judge
+from tacit.finetune.features import Layers
+from tacit.finetune.loop import Curator, Run, Score
+from tacit.finetune.optimisers import Optimiser
+from tacit.finetune.predictions import to
+from tacit.finetune.probing import bench
+from tacit.finetune.queries import Asker, blank
+from tacit.finetune.saving import Store
+from tacit.finetune.sources import as_records, prepared
+from tacit.finetune.standardise import Standardise, Statistics
+from tacit.finetune.tasks import Classes, Task, outputs_of
+from tacit.finetune.updates import Updater
+from tacit.models import head_of
+from tacit.privacy import Budget, Guarantee, Ledger, Neighbours, Unit
+from tacit.privacy.events import check_count
+from tacit.recipes import Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """A fine-tuned model and what may be told about it: every value here is public or was released."""
+
+    model: nn.Module = field(repr=False)
+    guarantee: Guarantee
+    scheme: str
+    trained: int  # numbers
+    noise_multiplier: float
+    steps: int
+    history: list[Score] = field(repr=False)
+    receipt: str
+    assumptions: list[str] = field(repr=False)
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The last evaluation."""
+        return self.history[-1].scores if self.history else {}
+
+
+def fit(
+    model: nn.Module,
+    data: Any,
+    *,
+    optimiser: Optimiser,
+    epsilon: float,
+    delta: float,
+    scheme: str = "selective",
+    units: Unit | str = Unit.SAMPLE,
+    size: int | None = None,
+    neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
+    classes: int | None = None,
+    task: Task | None = None,
+    head: Literal["new", "keep"] = "new",
+    bias: bool = True,
+    init: Literal["pretrained", "scratch"] = "pretrained",
+    features: Layers | None = None,
+    standardise: Standardise | None = None,
+    rows_each: int | None = None,
+    augment: int | None = None,
+    ledger: Ledger | None = None,
+    subject: str | None = None,
+    evaluate: Evaluation | None = None,
+    checkpoint: str | Path | None = None,
+    every: int = 100,
+    private: str | Path | None = None,
+    microbatch: int | None = None,
+    seed: int | None = None,
+    curator: Curator | None = None,
+    progress: Progress | None = None,
+) -> Fitted:
+    """Fine-tune `model`, in place, on private labelled data; every unit is protected by (epsilon, delta).
+
+    - `data`: (inputs, labels), (inputs, labels, owners), a data set of (input, label) items, or any `data.Records`
+      such as `data.VideoClips`. `units` names what a unit is: "sample", "video", "patient", "user".
+    - `size`: the public number of units (rounded is fine). Rates and divisors come from it. Under add-remove the true
+      number is private, so it has to be said; elsewhere it is the number of units.
+    - `scheme`: which parameters (see `models.select`). `head="new"`: a fresh head for `classes` classes (or the outputs
+      of `task`), zero at the start; `init="scratch"`: nothing pretrained.
+    - `rows_each`: show at most so many rows of a unit at a time; `augment=K`: K views of each row, all of one unit.
+    - `features`: "last" or "all" caches features once and trains the head alone (scheme "linear", which does it by
+      itself where it can); `standardise` releases their mean and scale first.
+    - `checkpoint`: a file, written every `every` steps. Run the same call again after a kill, and it goes on: lost
+      steps are replayed, nothing is spent twice. Without it a killed run has spent its budget for nothing.
+    - `curator` is told of each step's sum, private facts included; nobody else is.
+
+    Formal guarantee: unit and neighbours as given; each step is one release of a sum to which a unit adds at most the
+    clip (see the optimiser for how steps compose); everything else that the returned model depends on is public or
+    charged on the same ledger. Dropout is off and running statistics stay as they are, so that a step depends on its
+    rows, the weights and the key alone.
+    """
+    unit, relation = Unit(units), Neighbours(neighbours)
+    for value, what in ((every, "every"), (microbatch, "microbatch"), (size, "size")):
+        if value is not None:
+            check_count(value, what)
+    records = as_records(data, unit, rows_each=rows_each, augment=augment)
+    if size is None and relation is Neighbours.ADD_REMOVE:
+        raise ValueError(
+            "Say size=, the public number of units, rounded if you like: under add-remove the true number is private, "
+            "and sampling rates and divisors must not depend on it."
+        )
+    if standardise is not None and checkpoint is not None:
+        raise ValueError("A run with standardise cannot be taken up again: leave checkpoint= out.")
+    task = _task(task, classes, model)
+    task.check(records.labels())
+    held_out = None if evaluate is None else as_records(evaluate.data)
+    if held_out is not None:
+        task.check(held_out.labels())
+    promise = Promise(
+        budget=Budget(epsilon, delta),
+        unit=unit,
+        neighbours=relation,
+        size=len(records) if size is None else size,
+        stops=evaluate is not None and evaluate.patience is not None,
+    )
+    model = prepared(model, task.outputs, scheme=scheme, head=head, bias=bias, init=init, seed=seed or 0)
+    others = [] if standardise is None else [standardise.event]
+    account = open_account(optimiser, promise, ledger, subject, others=others, seed=seed)
+
+    def statistics(how: Standardise, table: Table) -> Statistics:
+        return how.release(table, promise.size, account.ledger, account.subject, seed)
+
+    prepare = bench(
+        model, records, held_out, scheme=scheme, layers=features, standardise=standardise, release=statistics
+    )
+    with prepare as ready:
+        expected = optimiser.sampler.expected(promise.size)
+        asker = optimiser.query.open(ready.body, loss_of(task), expected=expected, microbatch=microbatch)
+        _try(asker, ready.body, ready.records)
+        trained = {name: p for name, p in ready.body.named_parameters() if p.requires_grad}
+        run = Run(
+            model=ready.body,
+            records=ready.records,
+            optimiser=optimiser,
+            account=account,
+            asker=asker,
+            updater=Updater(optimiser.update, trained, optimiser.steps),
+            measure=task.measure,
+            judge=None if evaluate is None or ready.held_out is None else Judge(evaluate, ready.held_out, task),
+            store=None if checkpoint is None else Store(checkpoint, account.ledger, private),
+            every=every,
+            note=f"{optimiser.name}, {scheme}, {sum(p.numel() for p in trained.values()):,} parameters",
+            curator=curator,
+            progress=progress,
+        )
+        settings = (optimiser, promise, scheme, task, features, seed, records.most_rows)
+        run.begin(settings=repr(settings), data=records)
+        done = run.train()
+        model = ready.finish()
+    return Fitted(
+        model=model,
+        guarantee=account.guarantee,
+        scheme=scheme,
+        trained=sum(p.numel() for p in trained.values()),
+        noise_multiplier=account.scale,
+        steps=done,
+        history=run.history,
+        receipt=run.receipt.id,
+        assumptions=_assumptions(account, promise),
+    )
+
+
+def loss_of(task: Task) -> Any:
+    """The loss per row of a model's outputs under a task."""
+
+    def loss(model: nn.Module, batch: tuple[Any, Tensor]) -> Tensor:
+        inputs, labels = batch
+        return task.loss(outputs_of(model, inputs), labels)
+
+    return loss
+
+
+def _task(task: Task | None, classes: int | None, model: nn.Module) -> Task:
+    if task is None:
+        return Classes(classes if classes is not None else head_of(model)[1].out_features)
+    if classes is not None and classes != task.outputs:
+        raise ValueError(f"classes={classes} and a task with {task.outputs} outputs do not agree.")
+    return task
+
+
+def _try(asker: Asker, body: nn.Module, records: Records) -> None:
+    """Does the model take such rows, and does every rule hold? On blank ones, before anything is charged."""
+    first = records.rows(torch.zeros(1, dtype=torch.long), None)
+    device = next(body.parameters()).device
+    inputs, labels = to(blank(first.inputs), device), blank(first.labels).to(device)
+    try:
+        with torch.no_grad():
+            outputs_of(body, inputs)
+    except (RuntimeError, TypeError, IndexError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"The model does not take these rows ({type(error).__name__}: {reason}).") from None
+    asker.check(inputs, labels)
+
+
+def _assumptions(account: Account, promise: Promise) -> list[str]:
+    said = [f"one {promise.unit} per person: somebody with several has a guarantee for a group of that size"]
+    if promise.neighbours is Neighbours.ADD_REMOVE:
+        said.append(f"the declared size {promise.size:,} is public and was not computed from the exact number")
+    if not account.ledger.durable:
+        said.append("the ledger is in memory (not durable): it stops no second run on the same people")
+    if account.seed is not None:
+        said.append("seeded: not private")
+    if not promise.budget.private:
+        said.append("epsilon = inf: clipped, without noise; not private")
+    return said

@@ -1,0 +1,99 @@
+"""What is really trained: the whole model on its rows, or its head alone on cached features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from tacit.data.records import Records
+from tacit.data.tabled import Table
+from tacit.finetune.features import Backbone, Layers, Probe, cached, is_linear
+from tacit.finetune.predictions import to
+from tacit.finetune.standardise import Standardise, Statistics
+from tacit.models import head_of
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """What lies on the bench: `body` is trained on `records` and tried on `held_out`; `model` is handed back."""
+
+    model: nn.Module
+    body: nn.Module
+    records: Records
+    held_out: Records | None
+    statistics: Statistics | None = None
+
+    def finish(self) -> nn.Module:
+        """The whole model, as it takes rows."""
+        if self.statistics is not None:
+            self.statistics.fold(head_of(self.body)[1])
+        return self.model.eval()
+
+
+Released = Callable[[Standardise, Table], Statistics]
+
+
+@contextmanager
+def bench(
+    model: nn.Module,
+    records: Records,
+    held_out: Records | None,
+    *,
+    scheme: str,
+    layers: Layers | None,
+    standardise: Standardise | None,
+    release: Released,
+) -> Iterator[Bench]:
+    """The head on features where that is the same as the whole model, or asked for; otherwise all of it."""
+    wanted = layers is not None or standardise is not None
+    possible = scheme == "linear" and isinstance(records, Table) and not records.augmented
+    if wanted and not possible:
+        raise ValueError("Cached features are for scheme='linear' on tensors or data sets that are not augmented.")
+    if not possible or (layers != "all" and not is_linear(model, _first(model, records))):
+        if wanted:
+            raise ValueError("This model is more than a head on features of one vector per row: leave features= out.")
+        yield Bench(model=model, body=model, records=records, held_out=held_out)
+        return
+    with ExitStack() as stack:
+        yield _on_features(stack, model, records, held_out, layers or "last", standardise, release)
+
+
+def _on_features(
+    stack: ExitStack,
+    model: nn.Module,
+    records: Any,
+    held_out: Records | None,
+    layers: Layers,
+    standardise: Standardise | None,
+    release: Released,
+) -> Bench:
+    backbone = Backbone(model, layers)
+    tables = [stack.enter_context(cached(backbone, each)) for each in (records, held_out) if isinstance(each, Table)]
+    head = head_of(model)[1]
+    if layers == "all":
+        old = head
+        head = nn.Linear(tables[0].inputs.shape[1], old.out_features, bias=old.bias is not None).to(old.weight)
+        for parameter in head.parameters():
+            nn.init.zeros_(parameter)
+        model = Probe(backbone.requires_grad_(False), head)
+    statistics = None
+    if standardise is not None:
+        statistics = release(standardise, tables[0])
+        tables = [table.with_inputs(statistics.apply(table.inputs)) for table in tables]
+    return Bench(
+        model=model,
+        body=head,
+        records=tables[0],
+        held_out=tables[1] if len(tables) > 1 else held_out,
+        statistics=statistics,
+    )
+
+
+def _first(model: nn.Module, records: Records) -> Any:
+    row = records.rows(torch.zeros(1, dtype=torch.long), None).inputs
+    return to(row, next(model.parameters()).device)
