@@ -1,18 +1,29 @@
 """Data sets, shifts and streams: public helpers; nothing private is decided here."""
 
 from tacit.data import published, shifts, streams
+from tacit.data.chexpert import chexpert
 from tacit.data.fashion_mnist import fashion_mnist
+from tacit.data.motions import Motions, write_motions
 from tacit.data.published import cifar_c, imagenet_c, imagenet_r
 from tacit.data.streams import Batch, Stream
+from tacit.data.texts import Texts, sst2
+from tacit.data.videos import VideoClips, clips_as_units
 
 __all__ = [
     "Batch",
+    "Motions",
     "Stream",
+    "Texts",
+    "VideoClips",
+    "chexpert",
     "cifar_c",
+    "clips_as_units",
     "fashion_mnist",
     "imagenet_c",
     "imagenet_r",
     "published",
     "shifts",
+    "sst2",
     "streams",
+    "write_motions",
 ]
