@@ -41,6 +41,11 @@ class Kind:
 
 KINDS: dict[str, Kind] = {
     "adapt": Kind(config="tacit.adapt.study:Study", run="tacit.adapt.study:run", render="tacit.report.adapt:render"),
+    "finetune": Kind(
+        config="tacit.finetune.study:Study",
+        run="tacit.finetune.study:run",
+        render="tacit.report.finetune:render",
+    ),
     "recalibration": Kind(
         config="tacit.calibrate.study:Study",
         run="tacit.calibrate.study:run",

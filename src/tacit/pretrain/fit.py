@@ -20,7 +20,7 @@ class Recipe:
     batch: int = 128
     lr: float = 4e-3
     weight_decay: float = 0.05
-    augment: Augment = field(default_factory=Augment)
+    augment: Augment | None = field(default_factory=Augment)
     seed: int = 0
 
 
@@ -52,7 +52,8 @@ def fit(
         if step % per_epoch == 0:
             order = torch.randperm(len(images), generator=generator)
         rows = order[(step % per_epoch) * recipe.batch :][: recipe.batch]
-        loss = functional.cross_entropy(model(recipe.augment(images[rows], generator)), labels[rows])
+        shown = images[rows] if recipe.augment is None else recipe.augment(images[rows], generator)
+        loss = functional.cross_entropy(model(shown), labels[rows])
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

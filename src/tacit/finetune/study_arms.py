@@ -1,0 +1,108 @@
+"""The arms of a fine-tuning study: what is compared, and which constants are tuned."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from tacit.finetune.optimisers import DPGD, DPSGD, Optimiser
+from tacit.finetune.updates import Options
+
+Kind = Literal["dpsgd", "dpgd"]
+Init = Literal["pretrained", "scratch"]
+Level = Literal["unit", "clip"]
+TUNED = ("lr", "clip", "steps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One way to fine-tune, with its constants. `level="clip"` protects clips and not videos, for comparison."""
+
+    model: str
+    scheme: str
+    init: Init
+    optimiser: Kind
+    epsilon: float
+    clips: int
+    augment: int
+    level: Level
+    batch: int
+    rule: Literal["sgd", "adam"]
+    momentum: float
+    schedule: Literal["constant", "cosine", "linear"]
+    average: Literal["none", "ema", "swa"]
+    lr: float
+    clip: float
+    steps: int
+
+    @property
+    def name(self) -> str:
+        """What a table calls it, without what was tuned."""
+        parts = ["from scratch" if self.init == "scratch" else self.scheme.replace("_", " ")]
+        parts += ["DPGD"] if self.optimiser == "dpgd" else []
+        parts += [f"{self.clips} clips" if self.clips > 1 else "1 clip"] if self.clips else []
+        parts += ["clip-level"] if self.level == "clip" else []
+        parts += [f"{self.augment} views"] if self.augment > 1 else []
+        return ", ".join([f"{self.model}: {parts[0]}", *parts[1:]])
+
+    def optimise(self) -> Optimiser:
+        options: Options = {
+            "lr": self.lr,
+            "rule": self.rule,
+            "momentum": self.momentum,
+            "schedule": self.schedule,
+            "average": self.average,
+        }
+        if self.optimiser == "dpgd":
+            return DPGD(steps=self.steps, clip=self.clip, **options)
+        return DPSGD(batch=self.batch, steps=self.steps, clip=self.clip, **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Arms as a recipe writes them: each field a value or a list. `lr`, `clip`, `steps` are tuned, the rest crossed."""
+
+    model: tuple[str, ...] = ("model",)
+    scheme: tuple[str, ...] = ("selective",)
+    init: Init = "pretrained"
+    optimiser: tuple[Kind, ...] = ("dpsgd",)
+    epsilon: tuple[float, ...] = (8.0,)
+    clips: tuple[int, ...] = (0,)  # of a video; 0 for data that is not video
+    augment: tuple[int, ...] = (1,)
+    level: Level = "unit"
+    batch: int = 256
+    rule: Literal["sgd", "adam"] = "sgd"
+    momentum: float = 0.9
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    average: Literal["none", "ema", "swa"] = "none"
+    lr: tuple[float, ...] = (0.5,)
+    clip: tuple[float, ...] = (1.0,)
+    steps: tuple[int, ...] = (100,)
+
+    def __post_init__(self) -> None:
+        for candidates in self.arms():
+            for arm in candidates:
+                arm.optimise()
+                if not arm.epsilon > 0:
+                    raise ValueError("epsilon is above 0, or inf for no noise.")
+
+    def arms(self) -> Iterator[tuple[Arm, ...]]:
+        """Every combination, each as the candidates among which its constants are chosen."""
+        lists = {f.name: _listed(getattr(self, f.name)) for f in fields(self)}
+        crossed = [name for name in lists if name not in TUNED]
+        for values in itertools.product(*(lists[name] for name in crossed)):
+            told = dict(zip(crossed, values, strict=True))
+            first = Arm(**told, lr=1.0, clip=1.0, steps=1)
+            tuned = itertools.product(*(lists[name] for name in TUNED))
+            yield tuple(replace(first, **dict(zip(TUNED, choice, strict=True))) for choice in tuned)
+
+
+def label_of(epsilon: float) -> str:
+    return "∞" if math.isinf(epsilon) else f"{epsilon:g}"
+
+
+def _listed(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)

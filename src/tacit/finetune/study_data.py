@@ -1,0 +1,134 @@
+"""The data of a fine-tuning study: private units, a public split to tune on, and what is held out of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tacit.data import Motions, VideoClips, clips_as_units, fashion_mnist, shifts, write_motions
+from tacit.data.arrays import read_images
+from tacit.data.motions import PRIVATE, PUBLIC
+from tacit.data.records import Records
+from tacit.data.tabled import Table
+from tacit.finetune.study_arms import Arm
+from tacit.finetune.tasks import Classes, Labels, Task
+
+Split = Literal["private", "tuning", "held_out", "test"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Which rows. `kind`: images (.npz with images and labels, or a split of Fashion-MNIST), features (.npz with
+    train_features, train_labels, test_features, test_labels), or motions (real video files, made from the package).
+
+    The first `private` units of the training part are private; the next `tuning` and `held_out` ones are declared
+    public: constants are chosen by training on the former and trying on the latter. `shifts`: also try on so many test
+    images under each of the 15 shifts.
+    """
+
+    kind: Literal["images", "features", "motions"]
+    train: str = ""
+    test: str = ""
+    private: int
+    tuning: int = 0
+    held_out: int = 0
+    tested: int = 1000
+    classes: int
+    labels: bool = False  # several labels per row, scored by AUROC
+    shifts: int = 0
+    severity: int = 3
+    frames: int = 8
+    stride: int = 2
+    tried: int = 8  # clips over which a video is tried
+    motions: Motions = field(default_factory=Motions)
+    folder: Path = field(default=Path(), compare=False)  # where videos are
+
+    @property
+    def task(self) -> Task:
+        return Labels(self.classes) if self.labels else Classes(self.classes)
+
+    def records(self, split: Split, arm: Arm) -> Records:
+        """The units of a split as an arm sees them in training."""
+        if self.kind == "motions":
+            videos = _videos(self, split, arm.clips if split in ("private", "tuning") else self.tried)
+            naive = arm.level == "clip" and split in ("private", "tuning")
+            return clips_as_units(videos) if naive else videos
+        inputs, labels = _rows(self, split)
+        augmented = arm.augment > 1 and split in ("private", "tuning")
+        return Table(inputs, labels, augment=arm.augment if augmented else None)
+
+    def shifted(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Test images under each shift; empty if none were asked for."""
+        return _shifted(self) if self.shifts else {}
+
+
+def public_videos(data: Data, folder: Path, videos: int) -> VideoClips:
+    """Videos of other motions, from images that nobody else uses: for pretraining."""
+    home = write_motions(folder / "public", videos=videos, classes=PUBLIC, seed=1, split="seen", motions=data.motions)
+    return VideoClips.folder(home, clips=data.tried, frames=data.frames, stride=data.stride)
+
+
+def make_videos(data: Data, folder: Path) -> None:
+    """Write the video files of every split that are not there yet."""
+    for place, split in enumerate(("private", "tuning", "held_out", "test")):
+        count = data.tested if split == "test" else getattr(data, split)
+        if count:
+            write_motions(
+                folder / split,
+                videos=count,
+                classes=PRIVATE[: data.classes],
+                seed=10 + place,
+                split="test" if split == "test" else "unseen",
+                motions=data.motions,
+            )
+
+
+@lru_cache(maxsize=8)
+def _videos(data: Data, split: Split, clips: int) -> VideoClips:
+    return VideoClips.folder(data.folder / split, clips=clips, frames=data.frames, stride=data.stride)
+
+
+@lru_cache(maxsize=4)
+def _rows(data: Data, split: Split) -> tuple[Tensor, Tensor]:
+    inputs, labels = _part(data, "test" if split == "test" else "train")
+    starts = {"private": 0, "tuning": data.private, "held_out": data.private + data.tuning, "test": 0}
+    counts = {"private": data.private, "tuning": data.tuning, "held_out": data.held_out, "test": data.tested}
+    rows = slice(starts[split], starts[split] + counts[split])
+    if len(labels[rows]) < counts[split]:
+        raise ValueError(f"There are {len(labels)} rows, too few for the {split} part of the study.")
+    return inputs[rows], labels[rows]
+
+
+@lru_cache(maxsize=2)
+def _part(data: Data, part: Literal["train", "test"]) -> tuple[Tensor, Tensor]:
+    name = data.train if part == "train" else data.test
+    if data.kind == "features":
+        arrays = _read(name or data.train)
+        inputs, labels = torch.from_numpy(arrays[f"{part}_features"]), torch.from_numpy(arrays[f"{part}_labels"])
+        labels = labels.float().view(len(labels), -1) if data.labels else labels.long().flatten()
+        return inputs, labels
+    images, labels = read_images(name) if name.endswith(".npz") else fashion_mnist(name)  # type: ignore[arg-type]
+    return images.float() / 255, labels
+
+
+@lru_cache(maxsize=2)
+def _shifted(data: Data) -> dict[str, tuple[Tensor, Tensor]]:
+    images, labels = _rows(data, "test")
+    few = (255 * images[: data.shifts]).round().to(torch.uint8)
+    return {
+        name: (shifts.corrupt(few, name, data.severity, seed=0).float() / 255, labels[: data.shifts])
+        for name in shifts.TEST
+    }
+
+
+def _read(name: str) -> Any:
+    try:
+        return np.load(name)
+    except (OSError, ValueError):
+        raise ValueError(f"{name} is no .npz file of features: make it with recipes/imagenet_features.py.") from None
