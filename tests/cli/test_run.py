@@ -16,8 +16,9 @@ from rich.console import Console
 
 from tacit.cli import run as command
 from tacit.cli.main import run
-from tacit.cli.run import KINDS, Bar, Kind, budget_text
+from tacit.cli.run import KINDS, Kind
 from tacit.privacy import Budget, Ledger, events
+from tacit.progress import Bar, budget_text
 from tacit.recipes import Progress
 from tacit.report.page import Section
 from tacit.report.tables import Table
@@ -198,7 +199,7 @@ def test_a_bar_on_a_terminal() -> None:
 
 def test_plain_lines_are_few(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(command.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("tacit.progress.time.monotonic", lambda: now[0])
     with Bar(Console(file=io.StringIO())) as progress:
         for step in range(1, 101):
             now[0] += 0.3

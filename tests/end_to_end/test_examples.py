@@ -34,3 +34,34 @@ def test_a_timm_vit_adapts_to_a_folder(
     assert "mean (0.5, 0.5, 0.5)" in out
     assert [line.split()[0] for line in out.splitlines() if line[0].isdigit()] == ["0.png", "1.png", "2.png"]
     assert "(1, 1e-06)-differential privacy" in out
+
+
+def test_a_text_model_is_fine_tuned_on_sentences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "data")
+    from words import bert, saved, sayings
+
+    model = saved(bert(), tmp_path / "model")
+    for name, seed in (("train", 0), ("test", 1)):
+        lines = [f"{text}\t{label}" for text, label in zip(*sayings(40, seed), strict=True)]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *lines]))
+    files = [str(tmp_path / "train.tsv"), "--test", str(tmp_path / "test.tsv"), "--model", str(model)]
+    more = [
+        "--size",
+        "40",
+        "--steps",
+        "2",
+        "--batch",
+        "10",
+        "--max-length",
+        "16",
+        "--ledger",
+        f"sqlite:///{tmp_path / 'l.db'}",
+    ]
+    monkeypatch.setattr(sys, "argv", ["finetune_text.py", *files, *more])
+    runpy.run_path(str(EXAMPLES / "finetune_text.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    assert "lora: 1,058 numbers trained in 2 steps" in out
+    assert "accuracy on 40 public sentences:" in out
+    assert "(8, 1e-05)-differential privacy" in out

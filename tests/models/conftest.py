@@ -9,6 +9,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "gradients"))  # so that tests find its `oracle`
+sys.path.insert(0, str(Path(__file__).parent.parent / "data"))  # and its `words`
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ def check(
     ],
     scheme: Annotated[
         str,
-        typer.Option(help="full, linear, norms, selective, bias, adapter, last_block or first_last_block."),
+        typer.Option(help="full, linear, norms, selective, bias, adapter, lora, last_block or first_last_block."),
     ] = "full",
     frozen: Annotated[bool, typer.Option("--frozen", help="With the statistics of BatchNorm frozen.")] = False,
     shape: Annotated[str | None, typer.Option("--input", help="The shape of one row, such as 3x224x224.")] = None,

@@ -22,7 +22,11 @@ class Rows(NamedTuple):
 
 @runtime_checkable
 class Records(Protocol):
-    """Units with labelled rows. `units` is always a one-dimensional integer tensor of unit numbers, 0 to len - 1."""
+    """Units with labelled rows. `units` is always a one-dimensional integer tensor of unit numbers, 0 to len - 1.
+
+    Records whose rows differ in size, as texts do, may also have `sizes`, a number per unit: units of one size are then
+    taken together. Records of which blank rows would say little may have `made_up()`: rows to try a model on.
+    """
 
     @property
     def chances(self) -> int:

@@ -85,14 +85,20 @@ class Table:
 
     def fingerprint(self) -> str:
         found = hashlib.sha256(repr((self._shown, self._copies, self._views, len(self._labels))).encode())
-        found.update(_bytes(self._labels))
+        found.update(repr(list(self.inputs)).encode() if isinstance(self.inputs, Mapping) else b"")
+        found.update(_told(self._labels))
         for rows in self._members or ():
-            found.update(_bytes(rows))
+            found.update(_told(rows))
         for start in range(0, len(self._labels), 4096):
             batch = self.read(torch.arange(start, min(start + 4096, len(self._labels))))
             for part in _tensors(batch):
-                found.update(_bytes(part))
+                found.update(_told(part))
         return found.hexdigest()
+
+    @property
+    def grouped(self) -> bool:
+        """Whether rows have owners."""
+        return self._members is not None
 
     @property
     def augmented(self) -> bool:
@@ -112,7 +118,8 @@ class Table:
             return units, torch.arange(len(units))
         mine = [self._members[unit] for unit in units.tolist()]
         if chances is not None and self._drawn:
-            mine = [rows[_without_replacement(len(rows), fate)] for rows, fate in zip(mine, chances, strict=True)]
+            fates = chances[:, : self._shown]  # the rest is for views
+            mine = [rows[_without_replacement(len(rows), fate)] for rows, fate in zip(mine, fates, strict=True)]
         if not mine:
             return torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long)
         sizes = torch.tensor([len(rows) for rows in mine])
@@ -184,5 +191,8 @@ def _tensors(batch: Any) -> list[Tensor]:
     return [part for value in values for part in _tensors(value)]
 
 
-def _bytes(values: Tensor) -> bytes:
-    return values.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if values.numel() else b""
+def _told(values: Tensor) -> bytes:
+    """Shape, type and values: without the shape, rows that went from one unit to the next would not show."""
+    plain = values.detach().cpu().contiguous()
+    content = plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+    return f"{plain.dtype} {tuple(plain.shape)} ".encode() + content

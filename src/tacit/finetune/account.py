@@ -158,7 +158,7 @@ def _declare(ledger: Ledger, name: str, optimiser: Optimiser, promise: Promise, 
 
 def _scale_in(terms: Terms, optimiser: Optimiser, promise: Promise, others: Sequence[DpEvent]) -> float:
     """The noise for a run that an existing subject pays for."""
-    if promise.stops and terms.mode is Mode.PLAN:
+    if promise.stops and terms.mode is Mode.PLAN and terms.private:
         raise ValueError(
             "A run that may stop early needs a subject in the renyi or gaussian mode: a plan refunds nothing."
         )

@@ -17,6 +17,7 @@ from tacit.privacy import (
     Ledger,
     Neighbours,
     Receipt,
+    ReceiptError,
     Unit,
     events,
     grid_sum,
@@ -86,6 +87,7 @@ class Judge:
             ledger.subject(name, budget, unit=unit, neighbours=neighbours)
         event = events.gaussian(noise, steps=times)
         self.receipt = ledger.charge(name, event, stage="finetune", note="evaluation", seed=seed)
+        leases.begin(ledger, self.receipt)
         self._ledger = ledger
 
     def take_up(self, ledger: Ledger, receipt_id: str) -> None:
@@ -99,9 +101,11 @@ class Judge:
         moves by at most 1 (add-remove); it leaves through the discrete Gaussian that was charged, and is divided by a
         public constant.
         """
-        if self.receipt is None or self._ledger is None:
+        if self.evaluation.public:
             said = predictions(model, self._records, self._task)
             return self._task.scores(said.beliefs, said.labels)
+        if self.receipt is None or self._ledger is None:
+            raise ReceiptError("An evaluation of private data is charged before it looks at them.")
         if self.receipt.used == self.receipt.releases:
             return {}
         leases.extend(self._ledger, self.receipt, 1)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.data.tabled import Table
-from tacit.finetune.predictions import rows_that_fit, to
+from tacit.finetune.predictions import rows_that_fit, to, to_look_at
 from tacit.finetune.tasks import outputs_of
 from tacit.models import blocks_of, head_of
 
@@ -78,24 +78,36 @@ def extract(backbone: Backbone, records: Table, path: Path | None = None) -> Ten
     """Features of every row, in order; beyond a gigabyte memory-mapped from `path`."""
     device = next(backbone.parameters()).device
     out: Tensor | None = None
-    done = 0
+    sizes: Tensor | None = getattr(records, "row_sizes", None)
     with torch.no_grad():
-        for rows in torch.split(torch.arange(len(records.labels())), rows_that_fit(records)):
+        for rows in to_look_at(sizes, len(records.labels()), rows_that_fit(records)):
             found = backbone(to(records.read(rows), device)).cpu()
             if out is None:
                 out = _space((len(records.labels()), *found.shape[1:]), found.dtype, path)
-            out[done : done + len(found)] = found
-            done += len(found)
+            out[rows] = found
     if out is None:
         raise ValueError("There are no rows to extract features from.")
     return out
 
 
 def is_linear(model: nn.Module, inputs: Any) -> bool:
-    """Whether the model's output is its head's, on vectors: then the head alone is the rest of the model."""
-    with torch.no_grad():
-        features, out = Backbone(model).both(inputs)
-        return features.dim() == 2 and torch.equal(head_of(model)[1](features), out)
+    """Whether the model's output is its head's, on vectors: then the head alone is the rest of the model.
+
+    Told by numbers put in the place of the head's own, which may all be zero: what comes after would not show.
+    """
+    said: list[Tensor] = []
+
+    def instead(_: nn.Module, __: Any, out: Tensor) -> Tensor:
+        said.append((torch.arange(out.numel(), device=out.device).to(out.dtype) - 0.3).view_as(out))
+        return said[-1]
+
+    hook = head_of(model)[1].register_forward_hook(instead)
+    try:
+        with torch.no_grad():
+            features, out = Backbone(model).both(inputs)
+    finally:
+        hook.remove()
+    return features.dim() == 2 and len(said) == 1 and torch.equal(said[0], out)
 
 
 def _pooled(out: Any) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from tacit.finetune.probing import bench
 from tacit.finetune.queries import Asker, blank
 from tacit.finetune.saving import Store
 from tacit.finetune.sources import as_records, prepared
-from tacit.finetune.standardise import Standardise, Statistics
+from tacit.finetune.standardise import Standardise
 from tacit.finetune.tasks import Classes, Task, outputs_of
 from tacit.finetune.updates import Updater
 from tacit.models import head_of
@@ -105,6 +105,7 @@ def fit(
     for value, what in ((every, "every"), (microbatch, "microbatch"), (size, "size")):
         if value is not None:
             check_count(value, what)
+    optimiser.check(relation, resumable=checkpoint is not None)
     records = as_records(data, unit, rows_each=rows_each, augment=augment)
     if size is None and relation is Neighbours.ADD_REMOVE:
         raise ValueError(
@@ -113,9 +114,11 @@ def fit(
         )
     if standardise is not None and checkpoint is not None:
         raise ValueError("A run with standardise cannot be taken up again: leave checkpoint= out.")
+    if ledger is None and checkpoint is not None:
+        raise ValueError("A run can be taken up again only if its ledger is a file: give ledger=.")
     task = _task(task, classes, model)
     task.check(records.labels())
-    held_out = None if evaluate is None else as_records(evaluate.data)
+    held_out = None if evaluate is None else as_records(evaluate.data, None if evaluate.public else unit)
     if held_out is not None:
         task.check(held_out.labels())
     promise = Promise(
@@ -126,19 +129,25 @@ def fit(
         stops=evaluate is not None and evaluate.patience is not None,
     )
     model = prepared(model, task.outputs, scheme=scheme, head=head, bias=bias, init=init, seed=seed or 0)
-    others = [] if standardise is None else [standardise.event]
-    account = open_account(optimiser, promise, ledger, subject, others=others, seed=seed)
-
-    def statistics(how: Standardise, table: Table) -> Statistics:
-        return how.release(table, promise.size, account.ledger, account.subject, seed)
-
-    prepare = bench(
-        model, records, held_out, scheme=scheme, layers=features, standardise=standardise, release=statistics
-    )
-    with prepare as ready:
+    kind = next(model.parameters()).device.type
+    settings = repr((optimiser, promise, scheme, task, features, seed, microbatch, evaluate, kind))
+    store = None if checkpoint is None or ledger is None else Store(checkpoint, ledger, private)
+    if store is not None and " at 0x" in settings:
+        raise ValueError(
+            "A run is taken up by what its parts print: give your own task or parts a repr of their values."
+        )
+    with bench(model, records, held_out, scheme=scheme, layers=features, wanted=standardise is not None) as ready:
         expected = optimiser.sampler.expected(promise.size)
         asker = optimiser.query.open(ready.body, loss_of(task), expected=expected, microbatch=microbatch)
-        _try(asker, ready.body, ready.records)
+        _try(ready.body, ready.records, asker)
+        if ready.held_out is not None:
+            _try(ready.body, ready.held_out)
+        others = [] if standardise is None else [standardise.event]
+        account = open_account(optimiser, promise, ledger, subject, others=others, seed=seed)
+        optimiser.check_split(asker, account.scale)
+        if standardise is not None:
+            table = cast(Table, ready.records)
+            ready.standardised(standardise.release(table, promise.size, account.ledger, account.subject, seed))
         trained = {name: p for name, p in ready.body.named_parameters() if p.requires_grad}
         run = Run(
             model=ready.body,
@@ -149,14 +158,13 @@ def fit(
             updater=Updater(optimiser.update, trained, optimiser.steps),
             measure=task.measure,
             judge=None if evaluate is None or ready.held_out is None else Judge(evaluate, ready.held_out, task),
-            store=None if checkpoint is None else Store(checkpoint, account.ledger, private),
+            store=store,
             every=every,
             note=f"{optimiser.name}, {scheme}, {sum(p.numel() for p in trained.values()):,} parameters",
             curator=curator,
             progress=progress,
         )
-        settings = (optimiser, promise, scheme, task, features, seed, records.most_rows)
-        run.begin(settings=repr(settings), data=records)
+        run.begin(settings=settings, data=records, whole=ready.model)
         done = run.train()
         model = ready.finish()
     return Fitted(
@@ -164,7 +172,7 @@ def fit(
         guarantee=account.guarantee,
         scheme=scheme,
         trained=sum(p.numel() for p in trained.values()),
-        noise_multiplier=account.scale,
+        noise_multiplier=run.account.scale,
         steps=done,
         history=run.history,
         receipt=run.receipt.id,
@@ -190,18 +198,25 @@ def _task(task: Task | None, classes: int | None, model: nn.Module) -> Task:
     return task
 
 
-def _try(asker: Asker, body: nn.Module, records: Records) -> None:
-    """Does the model take such rows, and does every rule hold? On blank ones, before anything is charged."""
-    first = records.rows(torch.zeros(1, dtype=torch.long), None)
+def _try(body: nn.Module, records: Records, asker: Asker | None = None) -> None:
+    """Does the model take such rows, and does every rule hold? On blank or made-up ones, before anything is charged."""
+    made_up = getattr(records, "made_up", None)
+    if made_up is not None:
+        inputs, labels, _ = made_up()
+    else:
+        fate = torch.full((1, records.chances), 0.5) if asker is not None else None
+        first = records.rows(torch.zeros(1, dtype=torch.long), fate)
+        inputs, labels = blank(first.inputs), blank(first.labels)
     device = next(body.parameters()).device
-    inputs, labels = to(blank(first.inputs), device), blank(first.labels).to(device)
+    inputs, labels = to(inputs, device), labels.to(device)
     try:
         with torch.no_grad():
             outputs_of(body, inputs)
     except (RuntimeError, TypeError, IndexError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"The model does not take these rows ({type(error).__name__}: {reason}).") from None
-    asker.check(inputs, labels)
+    if asker is not None:
+        asker.check(inputs, labels)
 
 
 def _assumptions(account: Account, promise: Promise) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,8 +16,8 @@ from tacit.data.records import Records, Rows
 from tacit.finetune.account import Account, Meter
 from tacit.finetune.evaluation import Judge
 from tacit.finetune.optimisers import Optimiser
-from tacit.finetune.predictions import portions, to
-from tacit.finetune.queries import Asker
+from tacit.finetune.predictions import portions, rows_that_fit, to
+from tacit.finetune.queries import Asker, blank
 from tacit.finetune.saving import Store
 from tacit.finetune.updates import Updater
 from tacit.privacy import BoundedSum, Receipt, leases, sampling
@@ -57,27 +59,37 @@ class Run:
     _finished: bool = False
     _fingerprint: str = ""
 
-    def begin(self, *, settings: str, data: Records) -> None:
-        """Charge; or, if a checkpoint or a key of this very run is there, take it up."""
+    def begin(self, *, settings: str, data: Records, whole: nn.Module) -> None:
+        """Charge; or, if a checkpoint or a key of this very run is there, take it up.
+
+        `data` are the records as they were given and `whole` is the model that `self.model` may be a part of: features
+        depend on both.
+        """
         if self.store is None:
             self._charge()
             return
-        frozen = {name: value for name, value in self.model.state_dict().items() if name not in self.updater.names}
-        shapes = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
-        self._fingerprint = checkpoints.digest(frozen, f"{settings} {shapes}")
+        start = checkpoints.digest({name: p for name, p in self.model.named_parameters() if p.requires_grad})
+        self._fingerprint = _fingerprint(whole, settings)
         loaded = self.store.load(run=self._fingerprint)
-        self._finished = loaded is not None and bool(loaded[1]["finished"])
         if loaded is not None:
             self._restore(*loaded)
-        if self.store.kept is not None:
-            self._take_up(self.store, data)
+        if self._finished:
+            self._wind_up(self.store, data)
+        elif self.store.kept is not None:
+            self._take_up(self.store, data, None if loaded is not None else start)
         elif loaded is None:
+            told = data.fingerprint()  # first, for it takes long, and a kill after the charge loses the charge
             self._charge()
             evaluation = self.judge.receipt.id if self.judge is not None and self.judge.receipt is not None else None
-            self.store.begin(self.receipt, data=data.fingerprint(), run=self._fingerprint, evaluation=evaluation)
+            self.store.begin(
+                self.receipt,
+                data=told,
+                run=self._fingerprint,
+                start=start,
+                scale=self.account.scale,
+                evaluation=evaluation,
+            )
             self._save(0, finished=False)
-        elif self._finished:
-            self.receipt = self.account.ledger.receipt(loaded[1]["receipt"])
         else:
             raise ValueError(f"The key of the run in {self.store.path} is gone, so its steps cannot be replayed.")
 
@@ -107,23 +119,39 @@ class Run:
                 neighbours=promise.neighbours,
                 seed=self.account.seed,
             )
-        self.receipt = self.account.charge("finetune", self.note)
+        try:
+            self.receipt = self.account.charge("finetune", self.note)
+        except BaseException:
+            self._settle_evaluations()
+            raise
 
-    def _take_up(self, store: Store, data: Records) -> None:
-        self.receipt, self._made = store.take_up(data=data.fingerprint(), run=self._fingerprint, used=self._start)
-        evaluation = store.kept.evaluation if store.kept is not None else None
-        if self.judge is not None and evaluation is not None and not self._finished:
+    def _take_up(self, store: Store, data: Records, start: str | None) -> None:
+        self.receipt, self._made = store.take_up(
+            data=data.fingerprint(), run=self._fingerprint, start=start, used=self._start
+        )
+        if store.kept is None:
+            return
+        self.account = replace(self.account, scale=store.kept.scale, event=self.receipt.event)
+        evaluation = store.kept.evaluation
+        if self.judge is not None and evaluation is not None and not leases.settled(self.account.ledger, evaluation):
             self.judge.take_up(self.account.ledger, evaluation)
+
+    def _wind_up(self, store: Store, data: Records) -> None:
+        """A finished run: nothing is left to do but what a kill at the very end has left, to settle."""
+        if store.kept is not None and not leases.settled(self.account.ledger, self.receipt.id):
+            self._take_up(store, data, None)
 
     def _steps(self) -> int:
         steps = self.optimiser.steps
         release = self.optimiser.noise.releases(self.receipt)
         meter = Meter(self.optimiser, self.account)
         leased = self._start
+        if self._stopped():  # killed between that decision and the end
+            return self._start
         for step in range(self._start, steps):
             if self.store is not None and step == leased:
                 leased = leases.extend(self.account.ledger, self.receipt, self.every)
-            total = self._ask()
+            total = self._ask(step)
             if self.curator is not None:
                 self.curator(step, total)
             noise = self.asker.split(self.optimiser.noise.multiplier(self.account.scale, step, steps))
@@ -141,34 +169,65 @@ class Run:
 
     def _close(self, done: int) -> None:
         """Return what was not used, and destroy the key."""
-        ledger = self.account.ledger
+        self._settle_evaluations()
         if self.receipt.live:
-            ledger.settle(self.receipt, max(done, self._made, self.receipt.used))
-        if self.judge is not None and self.judge.receipt is not None and self.judge.receipt.live:
-            ledger.settle(self.judge.receipt)
+            self.account.ledger.settle(self.receipt, max(done, self._made, self.receipt.used))
         if self.store is not None:
             self.store.end()
+
+    def _settle_evaluations(self) -> None:
+        if self.judge is not None and self.judge.receipt is not None and self.judge.receipt.live:
+            self.account.ledger.settle(self.judge.receipt)
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         self.updater.load(tensors, facts["updater"])
         self.asker.load({k.removeprefix("asker."): v for k, v in tensors.items() if k.startswith("asker.")})
         self.history = [Score(step=step, scores=scores) for step, scores in facts["history"]]
         self._start = int(facts["step"])
+        self._finished = bool(facts["finished"])
+        self.receipt = self.account.ledger.receipt(facts["receipt"])
 
-    def _ask(self) -> BoundedSum:
+    def _ask(self, step: int) -> BoundedSum:
         """The sum over the units of the next step, in portions that fit into memory."""
-        chosen = sampling.draw(self.receipt, len(self.records))
+        chosen = self.optimiser.sampler.draw(self.receipt, step, len(self.records))
         fate = sampling.chances(self.receipt, len(chosen), self.records.chances) if self.records.chances else None
-        device = next(self.model.parameters()).device
         total: Any = None
-        places = torch.arange(len(chosen))
-        for part in portions(self.records, places, self.rows_at_once) if len(chosen) else ():
+        self.rows_at_once = self.rows_at_once or rows_that_fit(self.records)
+        for part in portions(self.records, chosen, self.rows_at_once) if len(chosen) else ():
             chances = torch.empty(len(part), 0) if fate is None else fate[part]
-            rows = self.records.rows(chosen[part], chances)
-            rows = Rows(to(rows.inputs, device), rows.labels.to(device), rows.owner.to(device))
-            found: Any = self.asker.sum(rows)
-            total = found if total is None else total + found
+            for found in self._sums(chosen[part], chances):
+                total = found if total is None else total + found
         return self.asker.nobody() if total is None else total
+
+    def _sums(self, units: Tensor, chances: Tensor) -> Iterator[Any]:
+        """What these units add, in one sum; or in several, without those whose rows cannot be read or computed.
+
+        After a charge no row's values decide an error. The one exception: if steps may be replayed, all rows were read
+        before the charge, so one that cannot be read now might be read when the step comes again, and then the same
+        noise would be on two sums.
+        """
+        rows, found = None, None
+        try:
+            rows = self._read(units, chances)
+            found = self.asker.sum(rows)
+        except (MemoryError, torch.OutOfMemoryError):  # of the machine, not of the rows
+            raise
+        except Exception:  # whatever rows of any kind can do; its text is private, too
+            pass
+        if found is not None:
+            yield found
+        elif len(units) > 1:
+            for one in range(len(units)):
+                yield from self._sums(units[one : one + 1], chances[one : one + 1])
+        elif rows is not None:
+            self.asker.sum(Rows(blank(rows.inputs), blank(rows.labels), rows.owner))  # raises if it was not the values
+        elif self.store is not None:
+            raise OSError("Some rows cannot be read now. Nothing of this step was released: run again to go on.")
+
+    def _read(self, units: Tensor, chances: Tensor) -> Rows:
+        device = next(self.model.parameters()).device
+        rows = self.records.rows(units, chances)
+        return Rows(to(rows.inputs, device), rows.labels.to(device), rows.owner.to(device))
 
     def _evaluate(self, done: int) -> bool:
         """Evaluate if it is time to; whether to stop because it got no better."""
@@ -177,16 +236,21 @@ class Run:
         with self.updater.handed_out():
             scores = self.judge(self.model)
         self.history.append(Score(step=done, scores=scores))
-        patience = self.judge.evaluation.patience
-        if patience is None:
+        return self._stopped()
+
+    def _stopped(self) -> bool:
+        """Whether the evaluations so far say to stop; one without a score says nothing."""
+        patience = None if self.judge is None else self.judge.evaluation.patience
+        told = [score.scores.get(self.measure, math.nan) for score in self.history]
+        told = [value for value in told if not math.isnan(value)]
+        if patience is None or not told:
             return False
-        told = [score.scores.get(self.measure, float("-inf")) for score in self.history]
-        best = max(range(len(told)), key=told.__getitem__)
-        return len(told) - 1 - best >= patience
+        return len(told) - 1 - told.index(max(told)) >= patience
 
     def _save(self, done: int, *, finished: bool) -> None:
         if self.store is None:
             return
+        leases.check_holder(self.account.ledger, self.receipt)  # who was overtaken writes over nobody's checkpoint
         tensors, updater = self.updater.state()
         tensors = tensors | {f"asker.{name}": value for name, value in self.asker.state().items()}
         facts = {
@@ -199,3 +263,11 @@ class Run:
             "head": self.receipt.head,
         }
         self.store.save(tensors, facts)
+
+
+def _fingerprint(whole: nn.Module, settings: str) -> str:
+    """A name for a run that recipients may see: its settings, its model's make and all that is not trained."""
+    frozen = {name: p for name, p in whole.named_parameters() if not p.requires_grad} | dict(whole.named_buffers())
+    shapes = {name: tuple(p.shape) for name, p in whole.named_parameters()}
+    make = re.sub(r" at 0x[0-9a-f]+", "", repr(whole))  # where in memory something lies is another matter
+    return checkpoints.digest(frozen, f"{settings} {shapes} {make}")

@@ -6,14 +6,22 @@ A new optimiser is a new part, never a new loop.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Unpack
+from typing import Any, Unpack
 
-from tacit.finetune.noises import Noise, Steady
-from tacit.finetune.queries import ClippedGradient, Query
-from tacit.finetune.sampling import Everyone, Poisson, Sampler
+from tacit.finetune.adaptive import QuantileClip
+from tacit.finetune.noises import Correlated, Decaying, Noise, Shape, Steady
+from tacit.finetune.queries import Asker, ClippedGradient, Query
+from tacit.finetune.sampling import Everyone, Passes, Poisson, Sampler
+from tacit.finetune.sources import as_records
+from tacit.finetune.subspace import Embedding
 from tacit.finetune.updates import Options, Update
+from tacit.finetune.zeroth_order import Slopes
 from tacit.gradients.clipping import Policy
+from tacit.privacy import Neighbours
+from tacit.privacy.correlated import banded, buffered, running_sum_rms
 from tacit.privacy.events import DpEvent, check_count
+
+_BANDS = 16  # as many buffers, less one, each as large as the trained parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +37,36 @@ class Optimiser:
 
     def __post_init__(self) -> None:
         check_count(self.steps, "steps")
+        self.sampler.participations(self.steps)
+        if isinstance(self.noise, Correlated) and isinstance(self.sampler, Poisson):
+            raise ValueError(
+                "Correlated noise needs to know in which steps a unit takes part, and Poisson sampling leaves that to "
+                "chance: use Passes."
+            )
 
     def event(self, scale: float, size: int) -> DpEvent:
         """Everything that a run releases, if its noise multiplier is `scale` and `size` the public number of units."""
-        return self.noise.event(scale, rate=self.sampler.rate(size), steps=self.steps)
+        return self.noise.event(scale, sampler=self.sampler, size=size, steps=self.steps)
+
+    def check(self, neighbours: Neighbours, *, resumable: bool) -> None:
+        """Refuse what this optimiser cannot promise."""
+        if neighbours is Neighbours.ADD_REMOVE and isinstance(self.sampler, Passes):
+            raise ValueError(
+                f"{self.name} gives everybody a fixed place, which others would lose if somebody was added or removed: "
+                "say neighbours='replace-one' or 'zero-out'. The number of units is then public."
+            )
+        if neighbours is Neighbours.ADD_REMOVE and isinstance(self.noise, Correlated):
+            raise ValueError("Correlated noise is for fixed places: say neighbours='replace-one' or 'zero-out'.")
+        if resumable and isinstance(self.noise, Correlated):
+            raise ValueError(
+                "A run with correlated noise cannot be taken up again, for the noise of its past steps is not kept: "
+                "leave checkpoint= out."
+            )
+
+    def check_split(self, asker: Asker, scale: float) -> None:
+        """Refuse a noise that cannot be split as the query wants it, before anything is charged."""
+        for noise in {self.noise.multiplier(scale, step, self.steps) for step in range(self.steps)}:
+            asker.split(noise)
 
 
 def DPSGD(  # noqa: N802
@@ -62,3 +96,153 @@ def DPGD(*, steps: int, clip: float | Policy = 1.0, **update: Unpack[Options]) -
     return Optimiser(
         name="DPGD", steps=steps, sampler=Everyone(), query=ClippedGradient(clip), update=Update(**options)
     )
+
+
+def AdpAlloc(  # noqa: N802
+    *,
+    batch: int,
+    steps: int,
+    clip: float | Policy = 1.0,
+    noise: Shape = "exponential",
+    k: float | None = None,
+    period: int | None = None,
+    end: float = 0.5,
+    **update: Unpack[Options],
+) -> Optimiser:
+    """DPSGD with noise that falls while training goes on (Yu et al., 2019); see `Decaying` for the four schedules.
+
+    Formal guarantee: unit and neighbours as in DPSGD. Step t releases one sum of clipped gradients over a Poisson draw
+    with noise sigma_0 * shape(t); the shape is fixed in advance, and sigma_0 is the least at which all the different
+    steps, composed by PLD, meet the target.
+    """
+    decaying = Decaying(shape=noise, k=k, period=period, end=end)
+    return Optimiser(
+        name="AdpAlloc",
+        steps=steps,
+        sampler=Poisson(batch),
+        query=ClippedGradient(clip),
+        noise=decaying,
+        update=Update(**update),
+    )
+
+
+def AdpClip(  # noqa: N802
+    *,
+    batch: int,
+    steps: int,
+    clip: float = 1.0,
+    quantile: float = 0.5,
+    rate: float = 0.2,
+    count_noise: float | None = None,
+    **update: Unpack[Options],
+) -> Optimiser:
+    """DPSGD with a clip that follows a quantile of the units' gradient norms (Andrew et al., 2021).
+
+    `clip` is where it begins; after each step it is multiplied by exp(-rate (b - quantile)), where b is the released
+    share of units below it. `count_noise`: see `QuantileClip`.
+
+    Formal guarantee: unit and neighbours as in DPSGD. Gradient and count of a step come from one Poisson draw and are
+    one Gaussian release: 1/z^2 = 1/z_delta^2 + 1/(2 sigma_b)^2, sampled once, with the z that was charged. One unit
+    moves the gradient by at most the current clip, to which the noise is proportional, and the count by 1/2.
+    """
+    query = QuantileClip(clip=clip, quantile=quantile, rate=rate, count_noise=count_noise)
+    return Optimiser(name="AdpClip", steps=steps, sampler=Poisson(batch), query=query, update=Update(**update))
+
+
+def GEP(  # noqa: N802
+    *,
+    public: Any,
+    batch: int,
+    steps: int,
+    dimensions: int = 100,
+    clip_embedding: float = 1.0,
+    clip_residual: float = 0.2,
+    residual: bool = True,
+    refresh: int = 1,
+    power_iterations: int = 1,
+    **update: Unpack[Options],
+) -> Optimiser:
+    """Gradient embedding perturbation (Yu et al., 2021): little noise where public gradients point, the rest clipped.
+
+    `public`: (inputs, labels) or any records, of rows that nobody has to protect; their gradients span the subspace of
+    `dimensions` vectors, made anew every `refresh` steps. Memory: `dimensions` times the trained parameters for the
+    basis, and one gradient per row of a micro-batch.
+
+    Formal guarantee: unit and neighbours as in DPSGD. A step releases, from one Poisson draw, the sum of embeddings
+    (one unit: at most `clip_embedding`) and the sum of residuals (`clip_residual`), each with sqrt(2) times the noise
+    multiplier that was charged: one Gaussian release, sampled once. The basis is made of public rows and released
+    weights. `residual=False` releases the embeddings alone.
+    """
+    query = Embedding(
+        public=as_records(public),
+        dimensions=dimensions,
+        clip_embedding=clip_embedding,
+        clip_residual=clip_residual,
+        residual=residual,
+        refresh=refresh,
+        power_iterations=power_iterations,
+    )
+    return Optimiser(name="GEP", steps=steps, sampler=Poisson(batch), query=query, update=Update(**update))
+
+
+def DPZO(  # noqa: N802
+    *,
+    batch: int,
+    steps: int,
+    clip: float = 1.0,
+    scale: float = 1e-3,
+    directions: int = 1,
+    direction_seed: int = 0,
+    **update: Unpack[Options],
+) -> Optimiser:
+    """Zeroth order: the slope along a random direction from two forward passes, for models too big for a backward.
+
+    After Tang et al. (2024). `scale` is how far along the direction the loss is taken (mu). A step moves along the
+    direction by the released mean slope, so learning rates are small: the direction is as long as the square root of
+    the number of trained parameters. No activations are kept; memory holds the trained parameters twice.
+
+    Formal guarantee: unit and neighbours as in DPSGD. A step releases, over a Poisson draw, the sum of the units'
+    slopes, one number per direction, each cut to [-clip, clip]: one unit moves it by clip * sqrt(directions) at most.
+    The directions come from `direction_seed` and the step, and are public.
+    """
+    query = Slopes(clip=clip, scale=scale, directions=directions, seed=direction_seed)
+    return Optimiser(name="DPZO", steps=steps, sampler=Poisson(batch), query=query, update=Update(**update))
+
+
+def DPFTRL(  # noqa: N802
+    *,
+    batches: int,
+    passes: int = 1,
+    clip: float | Policy = 1.0,
+    strategy: str | None = None,
+    **update: Unpack[Options],
+) -> Optimiser:
+    """Fixed passes over the data with correlated noise and no sampling (Kairouz et al., 2021; Choquette-Choo et al.).
+
+    The units are dealt to `batches` batches by their place, the same ones in every pass: `batches` * `passes` steps.
+    `strategy`: see `Correlated`; by default "buffered" for one pass, and for more the one of "buffered" and a banded
+    form whose running sum has less noise.
+
+    Formal guarantee: unit, what `fit` is told; neighbours, replace-one or zero-out: they differ in the rows of one unit
+    at its place (add-remove would move the others, and is refused). The number of units is public. A unit takes part
+    in `passes` steps that are `batches` apart; the whole run is ONE Gaussian release, whose sensitivity is the norm of
+    the sum of the strategy's columns at these steps times the clip (twice that under replace-one). Later steps may
+    depend on what earlier ones released (Denisov et al., 2022).
+    """
+    sampler = Passes(batches, passes)
+    return Optimiser(
+        name="DPFTRL",
+        steps=sampler.steps,
+        sampler=sampler,
+        query=ClippedGradient(clip),
+        noise=Correlated(strategy or _quietest(sampler)),
+        update=Update(**update),
+    )
+
+
+def _quietest(plan: Passes) -> str:
+    if plan.passes == 1:
+        return "buffered"
+    bands = min(plan.batches, _BANDS)
+    choices = {"buffered": buffered(plan.steps), f"banded:{bands}": banded(plan.steps, bands)}
+    return min(choices, key=lambda name: running_sum_rms(choices[name], plan.passes, plan.batches))

@@ -11,12 +11,32 @@ from tacit.data.records import Records
 from tacit.finetune.tasks import Task, outputs_of
 
 _BYTES = 64 * 2**20  # of inputs at a time
+_TOKENS = 4096  # at a time: a vocabulary of logits each may come out
 
 
 def portions(records: Records, units: Tensor, rows_at_once: int | None = None) -> list[Tensor]:
-    """Units in portions whose rows fit into memory; a unit is never divided."""
+    """Places among `units`, in portions whose rows fit into memory; a unit is never divided.
+
+    Records that know the size of their units' rows (texts) are taken size by size, so that little is padded.
+    """
     rows = rows_at_once or rows_that_fit(records)
-    return list(torch.split(units, max(1, rows // max(records.most_rows, 1))))
+    sizes: Tensor | None = getattr(records, "sizes", None)
+    each = max(1, rows // max(records.most_rows, 1))
+    alike = [torch.arange(len(units))] if sizes is None else list(by_size(sizes[units]).values())
+    return [part for places in alike for part in torch.split(places, each)]
+
+
+def by_size(sizes: Tensor) -> dict[int, Tensor]:
+    """The places of each size, the smallest first."""
+    return {size: torch.nonzero(sizes == size).flatten() for size in sorted(set(sizes.tolist()))}
+
+
+def to_look_at(sizes: Tensor | None, count: int, rows: int, most_rows: int = 1) -> list[Tensor]:
+    """0 to count - 1 in portions for a model whose outputs alone are kept: so many rows, or tokens of texts."""
+    if sizes is None:
+        return list(torch.split(torch.arange(count), max(1, rows // max(most_rows, 1))))
+    found = by_size(sizes)
+    return [p for s, places in found.items() for p in torch.split(places, max(1, _TOKENS // (s * most_rows)))]
 
 
 def rows_that_fit(records: Records) -> int:
@@ -38,23 +58,35 @@ def predictions(model: nn.Module, records: Records, task: Task) -> Said:
     """What the model says of everybody, in order: by row or by unit, as `records.scored_by` has it."""
     device = next(model.parameters()).device
     found: list[Said] = []
+    sizes: Tensor | None = getattr(records, "sizes", None)
     with torch.no_grad():
-        for units in portions(records, torch.arange(len(records))):
+        for units in to_look_at(sizes, len(records), rows_that_fit(records), records.most_rows):
             rows = records.rows(units, None)
-            said = task.beliefs(outputs_of(model, to(rows.inputs, device))).cpu()
-            one = Said(said, rows.labels, units[rows.owner])
-            found.append(one if records.scored_by == "row" else _by_unit(one, units))
-    return Said(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+            said, labels = _kept(task, outputs_of(model, to(rows.inputs, device)).cpu(), rows.labels)
+            one = Said(said, labels, rows.owner)
+            one = one if records.scored_by == "row" else _by_unit(one, len(units))
+            found.append(one._replace(owner=units[one.owner]))
+    whole = Said(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+    order = torch.argsort(whole.owner, stable=True)
+    return Said(*(part[order] for part in whole))
 
 
-def _by_unit(rows: Said, units: Tensor) -> Said:
+def _kept(task: Task, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Beliefs and labels; or, of a task whose outputs are too large to keep, a summary that has both in it."""
+    summary = getattr(task, "summary", None)
+    if summary is None:
+        return task.beliefs(outputs), labels
+    return summary(outputs, labels), torch.zeros(len(labels), dtype=torch.long)
+
+
+def _by_unit(rows: Said, units: int) -> Said:
     """The mean over each unit's rows, which lie side by side and share a label."""
-    sizes = torch.bincount(rows.owner - units[0], minlength=len(units))
+    sizes = torch.bincount(rows.owner, minlength=units)
     starts = torch.cumsum(sizes, 0) - sizes
-    place = torch.repeat_interleave(torch.arange(len(units)), sizes)
-    total = torch.zeros(len(units), *rows.beliefs.shape[1:]).index_add_(0, place, rows.beliefs)
+    place = torch.repeat_interleave(torch.arange(units), sizes)
+    total = torch.zeros(units, *rows.beliefs.shape[1:]).index_add_(0, place, rows.beliefs)
     mean = total / sizes.clamp_min(1).view(-1, *[1] * (rows.beliefs.dim() - 1))
-    return Said(mean, rows.labels[starts.clamp_max(len(rows.labels) - 1)], units)
+    return Said(mean, rows.labels[starts.clamp_max(len(rows.labels) - 1)], torch.arange(units))
 
 
 def to(rows: Any, device: torch.device) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,8 @@ from tacit.data.records import Records
 from tacit.data.tabled import Table
 from tacit.finetune.features import Backbone, Layers, Probe, cached, is_linear
 from tacit.finetune.predictions import to
-from tacit.finetune.standardise import Standardise, Statistics
+from tacit.finetune.queries import blank
+from tacit.finetune.standardise import Statistics
 from tacit.models import head_of
 
 
@@ -28,14 +29,17 @@ class Bench:
     held_out: Records | None
     statistics: Statistics | None = None
 
+    def standardised(self, statistics: Statistics) -> None:
+        """Go on with features from which a released centre and scale were taken."""
+        self.statistics = statistics
+        self.records = _changed(self.records, statistics)
+        self.held_out = None if self.held_out is None else _changed(self.held_out, statistics)
+
     def finish(self) -> nn.Module:
         """The whole model, as it takes rows."""
         if self.statistics is not None:
             self.statistics.fold(head_of(self.body)[1])
         return self.model.eval()
-
-
-Released = Callable[[Standardise, Table], Statistics]
 
 
 @contextmanager
@@ -46,12 +50,12 @@ def bench(
     *,
     scheme: str,
     layers: Layers | None,
-    standardise: Standardise | None,
-    release: Released,
+    wanted: bool = False,
 ) -> Iterator[Bench]:
-    """The head on features where that is the same as the whole model, or asked for; otherwise all of it."""
-    wanted = layers is not None or standardise is not None
-    possible = scheme == "linear" and isinstance(records, Table) and not records.augmented
+    """The head on features where that is the same as the whole model, or `wanted`; otherwise all of it."""
+    wanted = wanted or layers is not None
+    tabled = isinstance(records, Table) and (held_out is None or isinstance(held_out, Table))
+    possible = scheme == "linear" and tabled and not getattr(records, "augmented", False)
     if wanted and not possible:
         raise ValueError("Cached features are for scheme='linear' on tensors or data sets that are not augmented.")
     if not possible or (layers != "all" and not is_linear(model, _first(model, records))):
@@ -60,7 +64,7 @@ def bench(
         yield Bench(model=model, body=model, records=records, held_out=held_out)
         return
     with ExitStack() as stack:
-        yield _on_features(stack, model, records, held_out, layers or "last", standardise, release)
+        yield _on_features(stack, model, records, held_out, layers or "last")
 
 
 def _on_features(
@@ -69,8 +73,6 @@ def _on_features(
     records: Any,
     held_out: Records | None,
     layers: Layers,
-    standardise: Standardise | None,
-    release: Released,
 ) -> Bench:
     backbone = Backbone(model, layers)
     tables = [stack.enter_context(cached(backbone, each)) for each in (records, held_out) if isinstance(each, Table)]
@@ -81,19 +83,15 @@ def _on_features(
         for parameter in head.parameters():
             nn.init.zeros_(parameter)
         model = Probe(backbone.requires_grad_(False), head)
-    statistics = None
-    if standardise is not None:
-        statistics = release(standardise, tables[0])
-        tables = [table.with_inputs(statistics.apply(table.inputs)) for table in tables]
-    return Bench(
-        model=model,
-        body=head,
-        records=tables[0],
-        held_out=tables[1] if len(tables) > 1 else held_out,
-        statistics=statistics,
-    )
+    return Bench(model=model, body=head, records=tables[0], held_out=tables[1] if len(tables) > 1 else None)
+
+
+def _changed(records: Any, statistics: Statistics) -> Table:
+    changed: Table = records.with_inputs(statistics.apply(records.inputs))
+    return changed
 
 
 def _first(model: nn.Module, records: Records) -> Any:
+    """A blank row: the values of a real one decide nothing."""
     row = records.rows(torch.zeros(1, dtype=torch.long), None).inputs
-    return to(row, next(model.parameters()).device)
+    return to(blank(row), next(model.parameters()).device)

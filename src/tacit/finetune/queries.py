@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tacit.data.records import Rows
 from tacit.gradients import ClippedSum, Engine
-from tacit.gradients.clipping import Policy, as_policy
+from tacit.gradients.clipping import AdaptiveQuantile, Policy, as_policy
 from tacit.privacy import BoundedSum
 
 Loss = Any  # (model, (inputs, labels)) -> one loss per row
@@ -64,6 +64,8 @@ class ClippedGradient:
     def __post_init__(self) -> None:
         if not as_policy(self.clip).bounds({"gradient": ()}):
             raise ValueError("This clip policy has no bound, so no noise makes its sums private: choose another.")
+        if isinstance(self.clip, AdaptiveQuantile):
+            raise ValueError("A clip that follows a quantile needs its count released as well: use AdpClip.")
 
     def open(self, model: nn.Module, loss: Loss, *, expected: float, microbatch: int | None) -> Asker:
         return GradientAsker(Engine(model, loss, clip=self.clip, microbatch=microbatch), expected)

@@ -3,7 +3,9 @@
 The checkpoint holds released values only (weights, optimiser, counters, which receipt paid) and may be shared. The key
 of noise and sampling is in a private file (0600) beside the ledger, with fingerprints of the data and of the run, and
 is destroyed when the run ends. After a kill the lost steps are replayed: same key, same batch, same weights, hence the
-same release. Data or settings that changed since are refused, for they would give another sum under the same noise.
+same release. Data, weights or settings that changed since are refused, for they would give another sum under the same
+noise. So are another `microbatch` and another kind of device: they round sums differently. What remains is rounding
+where the library or the number of threads changed, or where a GPU adds up in any order: some 1e-7 of the clip.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ class Kept:
     key: str = field(repr=False)
     data: str = field(repr=False)  # fingerprints
     run: str
+    start: str  # the digest of the trained weights before the first step
+    scale: float  # the noise multiplier: found again it might differ in a digit, and the same noise would be scaled
     checkpoints: list[str]  # the digests of those that this run wrote
     evaluation: str | None = None  # the receipt of charged evaluations
 
@@ -49,10 +53,21 @@ class Store:
         """The private file of a run that did not end, if there is one."""
         return self._kept
 
-    def begin(self, receipt: Receipt, *, data: str, run: str, evaluation: str | None) -> None:
+    def begin(self, receipt: Receipt, *, data: str, run: str, start: str, scale: float, evaluation: str | None) -> None:
         """Keep the key, durably, before anything is released."""
         key = replay.keep(self.ledger, receipt)
-        self._keep(Kept(receipt=receipt.id, key=key, data=data, run=run, checkpoints=[], evaluation=evaluation))
+        self._keep(
+            Kept(
+                receipt=receipt.id,
+                key=key,
+                data=data,
+                run=run,
+                start=start,
+                scale=scale,
+                checkpoints=[],
+                evaluation=evaluation,
+            )
+        )
 
     def save(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Write a checkpoint: the private file learns of it first, so that no foreign one is ever taken for it."""
@@ -73,16 +88,24 @@ class Store:
                 "ones to go on with it, or another path to start anew."
             )
         digest = hashlib.sha256(self.path.read_bytes()).hexdigest()
-        if self._kept is not None and digest not in self._kept.checkpoints and not facts["finished"]:
+        if self._kept is not None and digest not in self._kept.checkpoints:
             raise ValueError(f"{self.path} is not a checkpoint that this run wrote: put the right one back.")
         return tensors, facts
 
-    def take_up(self, *, data: str, run: str, used: int) -> tuple[Receipt, int]:
-        """The receipt again, behind the first `used` steps; and how many steps may have been released by now."""
+    def take_up(self, *, data: str, run: str, start: str | None, used: int) -> tuple[Receipt, int]:
+        """The receipt again, behind the first `used` steps; and how many steps may have been released by now.
+
+        `start`: the digest of the weights to start from, if they are not those of a checkpoint.
+        """
         if self._kept is None:
             raise ValueError(f"The key of the run in {self.path} is gone, so its steps cannot be replayed.")
         if self._kept.run != run:
             raise ValueError("The run that was begun here had other settings: give the same ones to go on with it.")
+        if start is not None and self._kept.start != start:
+            raise ValueError(
+                f"The checkpoint {self.path} is gone, and the model does not start as it did then, so its steps cannot "
+                "be replayed: put the checkpoint back, or give the same weights."
+            )
         if self._kept.data != data:
             raise ValueError(
                 "The data is not what it was when this run began, so its steps cannot be replayed: the same noise on "
@@ -91,7 +114,9 @@ class Store:
         return replay.take_up(self.ledger, self._kept.receipt, self._kept.key, used)
 
     def end(self) -> None:
-        """Destroy the key."""
+        """Destroy the key, and what a kill in the middle of writing it has left."""
+        for partial in self._secret.parent.glob(f".{self._secret.name}.*"):
+            partial.unlink(missing_ok=True)
         self._secret.unlink(missing_ok=True)
         self._kept = None
 

@@ -23,6 +23,8 @@ def as_records(
     if isinstance(data, Records):
         if rows_each is not None or augment is not None:
             raise ValueError("rows_each and augment are for tensors and data sets: these decide it.")
+        if isinstance(data, Table) and unit is not None:
+            _agree(unit, grouped=data.grouped)
         return data
     if isinstance(data, tuple | list) and len(data) in (2, 3):
         parts = tuple(data)
@@ -31,11 +33,16 @@ def as_records(
     else:
         raise ValueError("Data is (inputs, labels), (inputs, labels, owners), a data set, or Records; got neither.")
     owners = parts[2] if len(parts) == 3 else None
-    if unit == Unit.SAMPLE and owners is not None:
-        raise ValueError("Rows have owners, so a unit is more than a sample: say what with units=, such as 'patient'.")
-    if unit is not None and unit != Unit.SAMPLE and owners is None:
-        raise ValueError(f"units={str(unit)!r} needs to know whose each row is: give (inputs, labels, owners).")
+    if unit is not None:
+        _agree(unit, grouped=owners is not None)
     return Table(parts[0], parts[1], owners, rows_each=rows_each, augment=augment)
+
+
+def _agree(unit: Unit, *, grouped: bool) -> None:
+    if unit == Unit.SAMPLE and grouped:
+        raise ValueError("Rows have owners, so a unit is more than a sample: say what with units=, such as 'patient'.")
+    if unit != Unit.SAMPLE and not grouped:
+        raise ValueError(f"units={str(unit)!r} needs to know whose each row is: give owners, one integer per row.")
 
 
 def prepared(

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from tacit import studies
+from tacit.data import Motions
 from tacit.finetune.evaluation import Evaluation
 from tacit.finetune.fit import fit
 from tacit.finetune.predictions import predictions
@@ -37,6 +38,7 @@ class Pretraining:
     """A video net learns public motions first."""
 
     videos: int = 2000
+    motions: Motions = field(default_factory=Motions)
     train: Recipe = field(default_factory=lambda: Recipe(epochs=10, lr=2e-3, augment=None))
 
 
@@ -206,7 +208,7 @@ def compute(cell: Cell) -> dict[str, Any]:
     group = getattr(records, "largest_group", 1)
     shifted = {}
     if cell.split == "private":
-        for name, rows in data.shifted().items():
+        for name, rows in data.under_shifts().items():
             said = predictions(fitted.model, as_records(rows), data.task)
             shifted[name] = data.task.scores(said.beliefs, said.labels)[data.task.measure]
     return asdict(
@@ -257,9 +259,9 @@ def _weights(out: Path, name: str) -> Path:
 
 
 def _pretrain(study: Study, net: Net, how: Pretraining, path: Path, progress: Progress) -> None:
-    videos = public_videos(study.data, path.parent / "videos", how.videos)
+    videos = public_videos(study.data, path.parent / "videos", how.videos, how.motions)
     rows = videos.rows(torch.arange(len(videos)), None)
-    size = study.data.motions.size
+    size = how.motions.size
     arguments: dict[str, Any] = {
         "classes": len(videos.classes),
         "channels": 1,

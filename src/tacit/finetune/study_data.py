@@ -43,6 +43,7 @@ class Data:
     labels: bool = False  # several labels per row, scored by AUROC
     shifts: int = 0
     severity: int = 3
+    shifted: str = ""  # features under shifts: one array per shift, and labels
     frames: int = 8
     stride: int = 2
     tried: int = 8  # clips over which a video is tried
@@ -63,14 +64,14 @@ class Data:
         augmented = arm.augment > 1 and split in ("private", "tuning")
         return Table(inputs, labels, augment=arm.augment if augmented else None)
 
-    def shifted(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Test images under each shift; empty if none were asked for."""
-        return _shifted(self) if self.shifts else {}
+    def under_shifts(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Test rows under each shift; empty if none were asked for."""
+        return _shifted(self) if self.shifts or self.shifted else {}
 
 
-def public_videos(data: Data, folder: Path, videos: int) -> VideoClips:
+def public_videos(data: Data, folder: Path, videos: int, motions: Motions) -> VideoClips:
     """Videos of other motions, from images that nobody else uses: for pretraining."""
-    home = write_motions(folder / "public", videos=videos, classes=PUBLIC, seed=1, split="seen", motions=data.motions)
+    home = write_motions(folder / "public", videos=videos, classes=PUBLIC, seed=1, split="seen", motions=motions)
     return VideoClips.folder(home, clips=data.tried, frames=data.frames, stride=data.stride)
 
 
@@ -119,6 +120,10 @@ def _part(data: Data, part: Literal["train", "test"]) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=2)
 def _shifted(data: Data) -> dict[str, tuple[Tensor, Tensor]]:
+    if data.shifted:
+        arrays = _read(data.shifted)
+        labels = torch.from_numpy(arrays["labels"]).long()
+        return {name: (torch.from_numpy(arrays[name]), labels) for name in arrays.files if name != "labels"}
     images, labels = _rows(data, "test")
     few = (255 * images[: data.shifts]).round().to(torch.uint8)
     return {

@@ -87,6 +87,23 @@ class Engine:
                 self._add_row_by_row(tally, rows_of(batch, part, rows), part, members, grouped)
         return tally.result()
 
+    def each(self, batch: Any, *, units: Any = None) -> Iterator[dict[str, Tensor]]:
+        """The mean gradient of every unit, built and not clipped, some units at a time: (units, *shape) each.
+
+        For sums that need more of a gradient than its norm: whoever asks has to bound what it makes of these. Memory
+        holds the gradients of `microbatch` rows, or of as many as fit.
+        """
+        rows = count_rows(batch)
+        self._refuse_changes()
+        if rows == 0:
+            return
+        grouped = _group(units, rows, next(leaves(batch)).device)
+        self.learn(batch)
+        size = sum(wide(p).nbytes for p in self._slots.parameters.values())
+        for part, members in _parts(grouped, min(self._rows_at_once(rows), max(1, _KEPT // size))):
+            built = None if self._plan.by_row else self._build(batch, part, grouped)
+            yield self._build_row_by_row(batch, part, members, grouped) if built is None else built
+
     def nobody(self, clip: float | Policy | None = None) -> ClippedSum:
         """The sum over no unit at all: zeros, with the bounds of any other sum."""
         policy = self.clip if clip is None else as_policy(clip)
@@ -165,6 +182,31 @@ class Engine:
                 for name, gradient in row.items():
                     total[name] += wide(gradient) / mine.numel()
             tally.add_built(total, unit[None], loss)
+
+    def _build(self, batch: Any, part: Tensor, grouped: Units) -> dict[str, Tensor] | None:
+        """The gradient of each of these units; None if their rows take a way that was not checked, or are too many."""
+        if self.microbatch is not None and part.numel() > self.microbatch:
+            return None
+        local = grouped if part.numel() == grouped.rows else grouped.part(part)
+        try:
+            recorder, losses = self._watch(rows_of(batch, part, grouped.rows), local)
+        except Misfit:  # in silence, as in `_add`
+            return None
+        with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
+            built = {name: piece.build(local).values for name, piece in recorder.settled.items()}
+            missing = {n: p for n, p in self._slots.parameters.items() if n not in built}
+            return built | {n: wide(p.detach()).new_zeros(local.count, *p.shape) for n, p in missing.items()}
+
+    def _build_row_by_row(self, batch: Any, part: Tensor, members: Tensor, grouped: Units) -> dict[str, Tensor]:
+        parameters, owner = self._slots.parameters, grouped.of_row[part]
+        built = {n: wide(p.detach()).new_zeros(len(members), *p.shape) for n, p in parameters.items()}
+        for place, unit in enumerate(members):
+            mine = part[owner == unit]
+            rows = rows_of(batch, mine, grouped.rows)
+            for _, row in row_gradients(self._loss, parameters, rows, mine.numel()):
+                for name, gradient in row.items():
+                    built[name][place] += wide(gradient) / mine.numel()
+        return built
 
     def _loss(self, batch: Any) -> Tensor:
         with torch.enable_grad():

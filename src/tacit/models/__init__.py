@@ -9,8 +9,10 @@ from tacit.models.embedded import embedded
 from tacit.models.heads import head_of, with_head
 from tacit.models.initialise import scratch
 from tacit.models.loading import Loaded, freeze_statistics, load
+from tacit.models.lora import insert_lora, lora_of, merge_lora
 from tacit.models.resnet import ResNet
 from tacit.models.selection import SCHEMES, normalisers, select, trainable
+from tacit.models.texts import TextClassifier, text
 from tacit.models.video import VideoNet
 from tacit.models.vit import ViT
 
@@ -21,6 +23,7 @@ __all__ = [
     "ConvNet",
     "Loaded",
     "ResNet",
+    "TextClassifier",
     "ViT",
     "VideoNet",
     "adapters_of",
@@ -30,10 +33,14 @@ __all__ = [
     "freeze_statistics",
     "head_of",
     "insert_adapters",
+    "insert_lora",
     "load",
+    "lora_of",
+    "merge_lora",
     "normalisers",
     "scratch",
     "select",
+    "text",
     "to_groupnorm",
     "trainable",
     "with_head",

@@ -8,11 +8,13 @@ from torch import nn
 
 from tacit.models.adapters import Adapter
 from tacit.models.blocks import find_blocks
+from tacit.models.lora import lora_of
 
 
 def head_of(model: nn.Module) -> tuple[str, nn.Linear]:
-    """The layer that makes the predictions: the last linear one that is no part of an adapter."""
-    inside = {id(part) for module in model.modules() if isinstance(module, Adapter) for part in module.modules()}
+    """The layer that makes the predictions: the last linear one that is no part of an adapter or a LoRA layer."""
+    added = [module for module in model.modules() if isinstance(module, Adapter)]
+    inside = {id(part) for module in (*added, *(layer for _, layer in lora_of(model))) for part in module.modules()}
     found = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear) and id(m) not in inside]
     if not found:
         raise ValueError("This model has no linear layer that could be its head: choose the scheme 'full'.")
@@ -35,6 +37,11 @@ def with_head(model: nn.Module, classes: int, *, bias: bool = True, zero: bool =
             f"The last linear layer, {name!r}, is part of a block: this model has no head. Put one behind it, such as "
             "nn.Sequential(model, nn.Linear(width, classes))."
         )
+    if is_tied(model, old):
+        raise ValueError(
+            f"The head {name!r} shares its weights with the embeddings of this language model, so a fresh one would "
+            "take these away from it: keep it (head='keep')."
+        )
     new = nn.Linear(old.in_features, classes, bias=bias, device=old.weight.device, dtype=old.weight.dtype)
     if zero:
         for parameter in new.parameters():
@@ -47,6 +54,11 @@ def with_head(model: nn.Module, classes: int, *, bias: bool = True, zero: bool =
     for owner in owners:
         _note(owner, classes)
     return model
+
+
+def is_tied(model: nn.Module, layer: nn.Linear) -> bool:
+    """Whether another part of the model uses the weight of this layer as well."""
+    return sum(own is layer.weight for module in model.modules() for own in module._parameters.values()) > 1
 
 
 def _owners(model: nn.Module, name: str) -> list[nn.Module]:

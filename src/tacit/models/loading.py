@@ -63,7 +63,7 @@ def freeze_statistics(model: nn.Module) -> nn.Module:
 
 
 def _timm(name: str, rest: str, shape: tuple[int, ...] | None) -> Loaded:
-    timm = _library("timm", "vision")
+    timm = library("timm", "vision")
     if not timm.is_model(rest.split(".")[0]):
         near = timm.list_models(f"*{rest.split('_')[0]}*")[:3]
         raise ValueError(f"timm has no model {rest!r}" + (f"; near it: {', '.join(near)}." if near else "."))
@@ -73,7 +73,7 @@ def _timm(name: str, rest: str, shape: tuple[int, ...] | None) -> Loaded:
 
 
 def _transformers(name: str, rest: str) -> Loaded:
-    transformers = _library("transformers", "text")
+    transformers = library("transformers", "text")
     if Path(rest).is_dir():
         model = transformers.AutoModelForSequenceClassification.from_pretrained(rest, local_files_only=True)
     else:
@@ -126,7 +126,7 @@ def _own(name: str, module: str, function: str, shape: tuple[int, ...] | None) -
     return Loaded(name=name, model=model, batch=rows, loss=least_surprise)
 
 
-def _library(name: str, extra: str) -> Any:
+def library(name: str, extra: str) -> Any:
     try:
         with warnings.catch_warnings():  # torchvision warns of what nobody here uses
             warnings.simplefilter("ignore")

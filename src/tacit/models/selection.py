@@ -9,7 +9,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from tacit.models.adapters import adapters_of, insert_adapters
 from tacit.models.blocks import blocks_of
-from tacit.models.heads import head_of
+from tacit.models.heads import head_of, is_tied
+from tacit.models.lora import insert_lora, lora_of, lora_parts
 
 _NORMALISERS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, _NormBase)
 
@@ -80,6 +81,14 @@ def _adapter(model: nn.Module) -> Iterator[str]:
     return _within(model, *(adapter for _, adapter in adapters_of(model)), head)
 
 
+def _lora(model: nn.Module) -> Iterator[str]:
+    """The low-rank factors, which are inserted if there are none yet, and the head; not one tied to embeddings."""
+    head = head_of(model)[1]
+    if not lora_of(model):
+        insert_lora(model)
+    return _within(model, *lora_parts(model), *(() if is_tied(model, head) else (head,)))
+
+
 def _last_block(model: nn.Module) -> Iterator[str]:
     """The last block and the head; a normaliser between them stays frozen."""
     return _within(model, blocks_of(model)[-1][1], head_of(model)[1])
@@ -98,6 +107,7 @@ SCHEMES = {
     "selective": _selective,
     "bias": _bias,
     "adapter": _adapter,
+    "lora": _lora,
     "last_block": _last_block,
     "first_last_block": _first_last_block,
 }
@@ -108,8 +118,9 @@ def select(model: nn.Module, scheme: str) -> list[str]:
 
     `full`: everything. `linear`: the head. `norms`: scales and shifts of the normalisers. `selective`: norms and head.
     `bias`: every bias, and the head whole (BitFit). `adapter`: a small MLP after every block, inserted here unless the
-    model has them, and the head. `last_block`, `first_last_block`: these blocks and the head, without any normaliser
-    outside of them.
+    model has them, and the head. `lora`: low-rank changes beside linear layers of the blocks, inserted here unless the
+    model has them (see `insert_lora`), and the head, unless it is tied to the embeddings. `last_block`,
+    `first_last_block`: these blocks and the head, without any normaliser outside of them.
     """
     if scheme not in SCHEMES:
         raise ValueError(f"Unknown scheme {scheme!r}: choose one of {', '.join(SCHEMES)}.")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
-from scipy.special import logsumexp, ndtr
+from scipy.special import ndtr
 
 Array = NDArray[np.float64]
 TAIL = 1e-15
@@ -196,8 +196,8 @@ def _log_mgf(part: Losses, orders: Array) -> Array:
     mass = np.abs(part.probabilities)
     size, k = len(mass), np.arange(len(mass))
     centre = int(mass @ k / mass.sum())
-    near = np.arange(max(0, centre - 2048), min(size, centre + 2048))
-    stride = max(1, size // 4096)
+    near = np.arange(max(0, centre - 512), min(size, centre + 512))
+    stride = max(1, size // 1024)
     starts = np.unique(np.concatenate([np.arange(0, near[0] + 1, stride), near, np.arange(near[-1] + 1, size, stride)]))
     ends = np.append(starts[1:], size) - 1
     held = np.add.reduceat(mass, starts)
@@ -205,7 +205,9 @@ def _log_mgf(part: Losses, orders: Array) -> Array:
         share = np.where(ends > starts, (np.add.reduceat(mass * k, starts) / held - starts) / (ends - starts), 0.0)
         low, high = np.log(held * (1 - share)), np.log(held * share)
     ends_of = np.concatenate([starts, ends]) + part.first
-    return np.asarray(logsumexp(np.outer(orders, ends_of) + np.nan_to_num(np.append(low, high), nan=-np.inf), axis=1))
+    terms = np.outer(orders, ends_of) + np.nan_to_num(np.append(low, high), nan=-np.inf)
+    largest = terms.max(axis=1)
+    return np.asarray(largest + np.log(np.exp(terms - largest[:, None]).sum(axis=1)))  # scipy's takes twice as long
 
 
 def loss_at(q: float, mu: float, x: float) -> float:

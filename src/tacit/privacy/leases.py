@@ -42,7 +42,8 @@ class Secret:
 def extend(ledger: Ledger, receipt: Receipt, releases: int) -> int:
     """Lease the next ``releases`` releases; returns the number up to which the receipt may now release.
 
-    A receipt that was leased once releases nothing beyond its lease.
+    A receipt that was leased once releases nothing beyond its lease. What the chain says was given away never becomes
+    less by it: a process that replays leases again what an earlier one had leased.
     """
     if not receipt.live:
         raise ReceiptError(f"Receipt {receipt.id[:8]} is closed or belongs to another process: lease nothing on it.")
@@ -51,9 +52,27 @@ def extend(ledger: Ledger, receipt: Receipt, releases: int) -> int:
     upto = min(receipt.used + releases, receipt.releases)
     with ledger._transaction() as connection:
         holder = held_by(connection, receipt)
-        note(connection, "lease", receipt, {"upto": upto, "holder": holder})
+        last = last_word(connection, receipt.id)
+        most = upto if last is None else max(upto, int(last["upto"]))
+        note(connection, "lease", receipt, {"upto": most, "holder": holder})
     receipt._use["leased"] = upto
     return upto
+
+
+def begin(ledger: Ledger, receipt: Receipt) -> None:
+    """From here on nothing is released without a lease: a process that takes the receipt up later can rely on it."""
+    if not receipt.live or receipt.used:
+        raise ReceiptError(f"Receipt {receipt.id[:8]} is closed or in use already: leasing begins before it.")
+    with ledger._transaction() as connection:
+        note(connection, "lease", receipt, {"upto": 0, "holder": held_by(connection, receipt)})
+    receipt._use["leased"] = 0
+
+
+def settled(ledger: Ledger, receipt_id: str) -> bool:
+    """Whether a receipt that was leased is over."""
+    with ledger._transaction() as connection:
+        last = chain.last_lease(connection, receipt_id)
+    return last is not None and last[0] == "settle"
 
 
 def check_holder(ledger: Ledger, receipt: Receipt) -> None:

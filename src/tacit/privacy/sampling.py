@@ -31,8 +31,8 @@ def draw(receipt: Receipt, people: int) -> Tensor:
 def chances(receipt: Receipt, units: int, each: int) -> Tensor:
     """``each`` random numbers in (0, 1] for every drawn unit of the next release: which clips, which views.
 
-    They are independent of the draw and of the noise, and alike for everybody, so that what a unit adds to a sum
-    depends on that unit alone.
+    They are independent of the draw and of the noise, and alike for everybody: which rows a unit shows is as likely
+    whoever else was drawn, so one unit more or less changes a sum by what that unit adds.
     """
     _, number, key = upcoming(receipt)
     return key.uniforms(number, units * each, _CHANCES).view(units, each)

@@ -1,0 +1,147 @@
+"""Slopes along random directions, from forward passes alone (Tang et al., 2024): what DPZO asks."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit.data.records import Rows
+from tacit.finetune.queries import Asker, Gradient, Loss
+from tacit.gradients import ClippedSum, refuse_live_statistics
+from tacit.gradients.batches import rows_of
+from tacit.gradients.clipping import Flat
+from tacit.gradients.isolation import Probe, check_rows_apart, moved, wrong_shape
+from tacit.gradients.result import Private
+from tacit.privacy.events import check_count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slopes:
+    """How steeply each unit's loss rises along `directions` random directions z: (l(w + mu z) - l(w - mu z)) / 2mu.
+
+    The directions come from a public seed and the number of the step.
+
+    Formal guarantee: a unit's slope, the mean over its rows, is cut to [-clip, clip], and is 0 if it is not finite. So
+    one unit adds at most clip * sqrt(directions); nothing else about the rows leaves. The direction is public.
+    """
+
+    clip: float = 1.0
+    scale: float = 1e-3  # mu
+    directions: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        Flat(self.clip)
+        check_count(self.directions, "directions")
+        if not 0 < self.scale < math.inf:
+            raise ValueError("scale is how far the parameters are moved: above 0.")
+
+    def open(self, model: nn.Module, loss: Loss, *, expected: float, microbatch: int | None) -> Asker:
+        return SlopeAsker(model, loss, expected, microbatch, self)
+
+
+class SlopeAsker:
+    """Asks two forward passes per direction. Nothing is kept for a backward pass."""
+
+    def __init__(self, model: nn.Module, loss: Loss, expected: float, microbatch: int | None, query: Slopes) -> None:
+        self._model, self._loss = model, loss
+        self._expected, self._microbatch, self._query = expected, microbatch, query
+        self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        if not self._parameters:
+            raise ValueError("The model has no trainable parameter: call requires_grad_(True) on what should be.")
+        refuse_live_statistics(list(model.named_modules()))
+        self._step = 0
+
+    def sum(self, rows: Rows) -> ClippedSum:
+        units = int(rows.owner.max()) + 1 if len(rows.owner) else 0
+        owner = rows.owner.cpu()
+        sizes = torch.bincount(owner, minlength=units).double()
+        found = torch.zeros(units, self._query.directions, dtype=torch.float64)
+        for direction in range(self._query.directions):
+            up, down = (self._losses(rows, direction, sign) for sign in (1, -1))
+            slopes = (up - down) / (2 * self._query.scale)
+            found[:, direction].index_add_(0, owner, slopes)
+        return self._bounded((found / sizes[:, None])[sizes > 0])
+
+    def nobody(self) -> ClippedSum:
+        return self._bounded(torch.zeros(0, self._query.directions, dtype=torch.float64))
+
+    def check(self, inputs: Any, labels: Tensor) -> None:
+        with moved(self._model, dict(self._parameters)):
+            check_rows_apart(_Forward(self._model, self._loss, {}), (inputs, labels))
+
+    def split(self, noise: float) -> Mapping[str, float] | None:
+        del noise
+        return None
+
+    def gradient(self, released: Mapping[str, Tensor]) -> Gradient:
+        found: Gradient = {}
+        for direction, slope in enumerate((released["slopes"] / (self._expected * self._query.directions)).tolist()):
+            for name, z in self._directions(direction):
+                part = slope * z
+                found[name] = found[name] + part if name in found else part
+        self._step += 1
+        return found
+
+    def state(self) -> dict[str, Tensor]:
+        return {"step": torch.tensor(self._step)}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self._step = int(state["step"])
+
+    def _bounded(self, slopes: Tensor) -> ClippedSum:
+        clip = self._query.clip
+        kept = torch.where(torch.isfinite(slopes).all(1, keepdim=True), slopes, 0).clamp(-clip, clip)
+        norms, after = slopes.norm(dim=1), kept.norm(dim=1)
+        private = Private(norms, torch.where(after < norms, after / norms, 1.0))
+        bounds = {"slopes": clip * math.sqrt(self._query.directions)}
+        return ClippedSum({"slopes": kept.sum(0)}, bounds, {"slopes": ("slopes",)}, private)
+
+    def _losses(self, rows: Rows, direction: int, sign: int) -> Tensor:
+        """The loss of each row with the parameters moved along a direction."""
+        batch, count = (rows.inputs, rows.labels), len(rows.owner)
+        found = []
+        with torch.no_grad(), self._moved(direction, sign):
+            for part in torch.split(torch.arange(count), self._microbatch or max(count, 1)):
+                losses = self._loss(self._model, rows_of(batch, part, count))
+                if losses.shape != (len(part),):
+                    raise wrong_shape(losses.shape, len(part))
+                found.append(losses.double().cpu())
+        return torch.cat(found)
+
+    @contextmanager
+    def _moved(self, direction: int, sign: int) -> Iterator[None]:
+        """Other values in the parameters' place; their own stay untouched and are put back whatever happens."""
+        own = {name: p.data for name, p in self._parameters.items()}
+        try:
+            for name, z in self._directions(direction):
+                self._parameters[name].data = own[name] + (sign * self._query.scale) * z
+            yield
+        finally:
+            for name, p in self._parameters.items():
+                p.data = own[name]
+
+    def _directions(self, direction: int) -> Iterator[tuple[str, Tensor]]:
+        """A standard normal of each parameter's shape, made anew whenever it is needed: it takes no memory."""
+        seed = hashlib.sha256(f"{self._query.seed} {self._step} {direction}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(seed[:8], "big"))
+        for name, p in self._parameters.items():
+            yield name, torch.randn(p.shape, generator=generator).to(p)
+
+
+class _Forward(Probe):
+    """Do rows stay apart? Asked of losses alone, for models too large for a backward pass."""
+
+    def gradient(self, batch: Any, weights: Tensor) -> tuple[Tensor, dict[str, Tensor | None]]:
+        with torch.no_grad():
+            losses = self.losses(batch)
+        if losses.shape != weights.shape:
+            raise wrong_shape(losses.shape, len(weights))
+        return losses, {}

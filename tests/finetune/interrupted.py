@@ -1,0 +1,38 @@
+"""A run that is interrupted in the middle of a step and called again, beside one that never was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from by_hand import SEED, net, people
+from torch import nn
+
+from tacit.finetune import Optimiser, fit
+from tacit.privacy import Ledger
+
+SIZE = 20
+
+
+def trained(folder: Path, optimiser: Optimiser, **more: Any) -> nn.Module:
+    folder.mkdir(exist_ok=True)
+    model = net()
+    options: dict[str, Any] = {"epsilon": 5.0, "delta": 1e-5, "size": SIZE, "scheme": "full", "head": "keep"}
+    options |= {"seed": SEED, "checkpoint": folder / "run.safetensors", "every": 2}
+    with Ledger(f"sqlite:///{folder / 'ledger.db'}") as ledger:
+        fit(model, people(), optimiser=optimiser, ledger=ledger, **(options | more))
+    return model
+
+
+def whole_and_interrupted(folder: Path, optimiser: Optimiser, at: int) -> tuple[nn.Module, nn.Module]:
+    """The models of both; the second was stopped in step `at`, after its draw and before its release."""
+
+    def stop(step: int, _: object) -> None:
+        if step == at:
+            raise KeyboardInterrupt
+
+    whole = trained(folder / "whole", optimiser)
+    with pytest.raises(KeyboardInterrupt):
+        trained(folder / "parts", optimiser, curator=stop)
+    return whole, trained(folder / "parts", optimiser)

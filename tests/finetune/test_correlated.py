@@ -1,0 +1,119 @@
+"""Fixed passes with correlated noise: who is when, the noise, one charge, what is refused, one run by hand."""
+
+import math
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from by_hand import SEED, clipped_sum, gap, key, net, one_row_units, people, weights
+
+from tacit.finetune import DPFTRL, Correlated, Optimiser, Passes, Poisson, fit, plan
+from tacit.privacy import Budget, Ledger, Neighbours
+from tacit.privacy.correlated import Strategy
+from tacit.privacy.events import StreamDpEvent
+from tacit.privacy.mechanisms import strategy_of
+
+OPTIONS: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6, "scheme": "full", "head": "keep"}
+
+
+def matrix(strategy: Strategy) -> np.ndarray[Any, np.dtype[np.float64]]:
+    n, column = strategy.horizon, strategy.coefficients()
+    return np.array([[column[i - j] if i >= j else 0.0 for j in range(n)] for i in range(n)])
+
+
+@pytest.mark.parametrize(("people_", "batches", "passes"), [(24, 5, 3), (7, 7, 2), (3, 4, 2), (10, 1, 2)])
+def test_everybody_is_in_one_batch_of_each_pass_and_never_nearer(people_: int, batches: int, passes: int) -> None:
+    sampler = Passes(batches, passes)
+    receipt: Any = None  # nothing is drawn
+    steps: dict[int, list[int]] = {i: [] for i in range(people_)}
+    for step in range(sampler.steps):
+        for unit in sampler.draw(receipt, step, people_).tolist():
+            steps[unit].append(step)
+    for taken in steps.values():
+        assert [t // batches for t in taken] == list(range(passes))
+        assert {b - a for a, b in pairwise(taken)} <= {batches}
+    assert sampler.participations(sampler.steps) == (passes, batches)
+    assert sampler.expected(24) == 24 / batches
+
+
+@pytest.mark.parametrize(("strategy", "passes"), [("buffered", 1), ("buffered", 3), ("banded:4", 3), ("full", 2)])
+def test_the_noise_has_the_covariance_and_the_scale_of_its_strategy(strategy: str, passes: int) -> None:
+    optimiser = DPFTRL(batches=4, passes=passes, strategy=strategy)
+    event = optimiser.event(1.5, 100)
+    assert isinstance(event, StreamDpEvent)
+    C = matrix(strategy_of(event))
+    n = len(C)
+    # what one unit can do: the norm of the sum of its columns, over all places
+    sensitivity = max(np.linalg.norm(C[:, place::4].sum(1)) for place in range(4))
+    with Ledger("sqlite://") as ledger:
+        ledger.subject("s", Budget(9.0, 1e-5), neighbours=Neighbours.REPLACE_ONE)
+        receipt = ledger.charge("s", event, stage="test", note="", seed=1)
+        release = optimiser.noise.releases(receipt)
+        zero = torch.zeros(40_000, dtype=torch.float64)
+        total: Any = SimpleNamespace(sum={"w": zero}, bounds={"gradient": 0.5}, blocks={"gradient": ("w",)})
+        seen = torch.stack([release(total, None)["w"] for _ in range(n)]).numpy()
+    inverse = np.linalg.inv(C)
+    wanted = (1.5 * 0.5 * sensitivity) ** 2 * inverse @ inverse.T
+    error = np.abs(seen @ seen.T / 40_000 - wanted).max() / wanted.max()
+    assert error < 0.05  # seven standard deviations of a variance from 40,000 numbers
+
+
+def test_a_run_is_one_charge_and_one_gaussian(tmp_path: Path) -> None:
+    optimiser = DPFTRL(batches=5, passes=2, lr=0.1)
+    assert optimiser.steps == 10
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        fitted = fit(net(), people(), optimiser=optimiser, ledger=ledger, neighbours="replace-one", **OPTIONS)
+        charges = [entry for entry in ledger.entries() if entry.kind == "charge"]
+    assert len(charges) == 1
+    event = charges[0].body["event"]
+    assert (event["type"], event["contributions"], event["separation"], event["steps"]) == ("StreamDpEvent", 2, 5, 10)
+    assert fitted.noise_multiplier == pytest.approx(8.4494, abs=1e-4)  # of one release at epsilon 1, delta 1e-6
+    assert fitted.guarantee.epsilon == pytest.approx(1.0, abs=1e-6)
+    zero_out = plan(optimiser, epsilon=1.0, delta=1e-6, size=24, neighbours="zero-out")
+    assert zero_out.noise_multiplier == pytest.approx(8.4494 / 2, abs=1e-4)
+
+
+def test_a_run_by_hand() -> None:
+    data, batches, clip = people(), 3, 0.5
+    model, other, units = net(), net(), one_row_units(*data)
+    optimiser = DPFTRL(batches=batches, passes=2, clip=clip, strategy="banded:2", lr=0.3, momentum=0)
+    fitted = fit(model, data, optimiser=optimiser, seed=SEED, neighbours="replace-one", **OPTIONS)
+    C = np.eye(6) + 0.5 * np.eye(6, k=-1)  # the first two coefficients of the square root
+    fresh = np.stack([key().normals(t, 43).numpy() for t in range(6)])
+    noise = torch.from_numpy(np.linalg.solve(C, fresh)) * fitted.noise_multiplier * clip * math.sqrt(2 * 1.25)
+    for t in range(6):
+        total = clipped_sum(other, units[t % 3 :: 3], clip)
+        parts = torch.split(noise[t], [v.numel() for v in total.values()])
+        for (name, p), part in zip(other.named_parameters(), parts, strict=True):
+            p.data -= 0.3 * (total[name] + part.view(p.shape)) / 8
+    assert gap(weights(model), weights(other)) < 1e-9
+
+
+def test_what_it_cannot_promise_is_refused_before_the_charge(tmp_path: Path) -> None:
+    optimiser = DPFTRL(batches=5)
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        with pytest.raises(ValueError, match="neighbours='replace-one' or 'zero-out'"):
+            fit(net(), people(), optimiser=optimiser, ledger=ledger, size=24, **OPTIONS)
+        with pytest.raises(ValueError, match="leave checkpoint= out"):
+            fit(
+                net(),
+                people(),
+                optimiser=optimiser,
+                ledger=ledger,
+                neighbours="replace-one",
+                checkpoint=tmp_path / "c",
+                **OPTIONS,
+            )
+        assert ledger.entries() == []
+    with pytest.raises(ValueError, match="use Passes"):
+        Optimiser(name="odd", steps=3, sampler=Poisson(4), noise=Correlated())
+    with pytest.raises(ValueError, match="are 6 steps, not 7"):
+        Optimiser(name="odd", steps=7, sampler=Passes(3, 2), noise=Correlated())
+    with pytest.raises(ValueError, match="no noise called"):
+        DPFTRL(batches=4, strategy="pink")
+    with pytest.raises(ValueError, match="at least 1"):
+        DPFTRL(batches=0)

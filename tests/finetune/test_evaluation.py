@@ -1,0 +1,288 @@
+"""Evaluations that are public or paid for, and early stopping that returns the rest."""
+
+import math
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from by_hand import SEED, key, net, people, same_bits
+from torch import nn
+
+from tacit.finetune import DPGD, DPSGD, Classes, Evaluation, Fitted, fit
+from tacit.finetune.evaluation import Judge
+from tacit.finetune.loop import Run
+from tacit.finetune.sources import as_records
+from tacit.privacy import Budget, BudgetExceeded, Ledger, ReceiptError, events
+
+STEPS = 12
+
+
+def run(ledger: Ledger, evaluate: Evaluation | None, **more: Any) -> Fitted:
+    options: dict[str, Any] = {
+        "optimiser": DPGD(steps=STEPS, lr=0.1),
+        "epsilon": 4.0,
+        "delta": 1e-5,
+        "size": 20,
+        "scheme": "full",
+        "head": "keep",
+        "seed": SEED,
+        "subject": "clinic",
+    }
+    model = more.pop("model", None) or net()
+    return fit(model, people(), ledger=ledger, evaluate=evaluate, **(options | more))
+
+
+def worse_and_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores that fall: patience runs out."""
+    scores = iter(range(100, 0, -1))
+    monkeypatch.setattr(Judge, "__call__", lambda *_: {"accuracy": float(next(scores))})
+
+
+def refund(ledger: Ledger, subject: str = "clinic") -> list[dict[str, Any]]:
+    ledger.verify()
+    return [entry.body for entry in ledger.entries(subject) if entry.kind == "settle"]
+
+
+def test_public_or_paid_for() -> None:
+    with pytest.raises(ValueError, match=r"public=True.*or charged"):
+        Evaluation(data=people())
+    with pytest.raises(ValueError, match=r"public=True.*or charged"):
+        Evaluation(data=people(), public=True, epsilon=1.0)
+    with pytest.raises(ValueError, match=r"needs subject= .* and size="):
+        Evaluation(data=people(), epsilon=1.0)
+    with pytest.raises(ValueError, match="patience counts evaluations"):
+        Evaluation(data=people(), public=True, patience=2)
+
+
+@pytest.mark.parametrize(("every", "steps", "at"), [(None, 12, [12]), (5, 12, [5, 10, 12]), (4, 12, [4, 8, 12])])
+def test_when_it_looks(every: int | None, steps: int, at: list[int], ledger: Ledger) -> None:
+    evaluation = Evaluation(data=people(), public=True, every=every)
+    assert [t for t in range(1, steps + 1) if evaluation.due(t, steps)] == at
+    assert evaluation.times(steps) == len(at)
+    assert [score.step for score in run(ledger, evaluation).history] == at
+
+
+def test_a_public_score_is_exact_and_free(ledger: Ledger) -> None:
+    inputs, labels = people(50, seed=9)
+    fitted = run(ledger, Evaluation(data=(inputs, labels), public=True))
+    right = (fitted.model(inputs).argmax(1) == labels).double().mean()
+    assert fitted.scores == {"accuracy": pytest.approx(100 * float(right))}
+    assert [s.name for s in ledger.subjects()] == ["clinic"]
+
+
+def test_the_score_is_of_the_weights_that_are_handed_out(ledger: Ledger) -> None:
+    inputs, labels = people(50, seed=9)
+    optimiser = DPGD(steps=STEPS, lr=0.5, average="ema", decay=0.9)
+    fitted = run(ledger, Evaluation(data=(inputs, labels), public=True), optimiser=optimiser)
+    right = (fitted.model(inputs).argmax(1) == labels).double().mean()
+    assert fitted.scores["accuracy"] == pytest.approx(100 * float(right))
+
+
+def test_a_charged_score_has_its_noise_and_its_own_subject(ledger: Ledger) -> None:
+    """The exact count, plus the seeded noise of the charge, rounded to the grid, over the public size."""
+    inputs, labels = people(50, seed=9)
+    told = Evaluation(data=(inputs, labels), subject="held out", epsilon=1.0, delta=1e-6, size=40, every=6)
+    fitted = run(ledger, told)
+    charge = next(entry for entry in ledger.entries("held out") if entry.kind == "charge")
+    assert charge.body["event"]["count"] == 2
+    sigma = charge.body["event"]["event"]["noise_multiplier"]
+    right = int((fitted.model(inputs).argmax(1) == labels).sum())
+    noise = float(key(subject="held out").normals(1, 1)[0])
+    expected = right + round(noise * sigma * 1024) / 1024
+    assert fitted.scores["accuracy"] == pytest.approx(100 * expected / 40, abs=100 * 2 / 1024 / 40)
+    assert abs(expected - right) > 0.1
+    assert ledger.spent("held out").epsilon == pytest.approx(1.0, rel=1e-3)
+    assert ledger.spent("clinic").epsilon == pytest.approx(4.0, rel=1e-3)
+
+
+def test_one_held_out_patient_moves_the_sum_by_at_most_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many rows: each unit adds the mean over its rows."""
+    sums: list[float] = []
+
+    def noting(query: Any, _: Any) -> torch.Tensor:
+        sums.append(query.total[0] * query.grid)
+        return torch.zeros(1)
+
+    monkeypatch.setattr("tacit.finetune.evaluation.mechanisms.gaussian_query", noting)
+    ledger = Ledger("sqlite://")
+    inputs, labels = people(12)
+    model = net()
+    guesses = model(inputs).argmax(1)
+    for worst in (guesses, (guesses + 1) % 3):
+        changed = torch.where(torch.arange(12) < 9, worst, labels)  # the first patient has nine rows
+        owners = torch.tensor([0] * 9 + [1, 2, 3])
+        told = Evaluation(data=(inputs, changed, owners), subject=f"h{len(sums)}", epsilon=1.0, size=4)
+        judge = Judge(told, as_records(told.data), Classes(3))
+        judge.charge(ledger, steps=1, unit="patient", neighbours="add-remove", seed=None)
+        judge(model)
+    assert sums[0] - sums[1] == pytest.approx(1.0, abs=1e-9)
+
+
+def test_charged_rows_say_whose_they_are(ledger: Ledger) -> None:
+    """Rows without owners would be counted one by one, and the guarantee is for patients."""
+    inputs, labels = people()
+    told = Evaluation(data=people(8), subject="held out", epsilon=1.0, size=8)
+    call: dict[str, Any] = {"optimiser": DPGD(steps=2), "epsilon": 1.0, "delta": 1e-5, "size": 8, "scheme": "full"}
+    data = (inputs, labels, torch.arange(24) // 3)
+    with pytest.raises(ValueError, match="needs to know whose"):
+        fit(net(), data, units="patient", evaluate=told, ledger=ledger, **call)
+    assert ledger.entries() == []
+
+
+def test_private_data_are_never_looked_at_unpaid() -> None:
+    told = Evaluation(data=people(), subject="held out", epsilon=1.0, size=20)
+    judge = Judge(told, as_records(told.data), Classes(3))
+    with pytest.raises(ReceiptError, match="charged before"):
+        judge(net())
+
+
+def test_a_run_that_cannot_be_paid_for_returns_the_evaluations(ledger: Ledger) -> None:
+    ledger.subject("clinic", Budget(1.0, 1e-5))
+    told = Evaluation(data=people(), subject="held out", epsilon=1.0, size=20)
+    with pytest.raises(BudgetExceeded):
+        run(ledger, told)
+    assert ledger.spent("held out").epsilon == 0
+    assert ledger.spent("clinic").epsilon == 0
+    ledger.verify()
+
+
+def test_stopping_returns_the_rest_of_full_batches(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sum of mu^2: four of twelve steps cost a third."""
+    worse_and_worse(monkeypatch)
+    fitted = run(ledger, Evaluation(data=people(), public=True, every=2, patience=1))
+    assert fitted.steps == 4
+    assert [settled["used"] for settled in refund(ledger)] == [4]
+    assert fitted.guarantee.mu == pytest.approx(math.sqrt(4) / fitted.noise_multiplier, rel=1e-6)
+
+
+def test_stopping_returns_the_rest_of_poisson_batches(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At one order of Renyi divergence steps add up, so the refund is the share of those not made."""
+    worse_and_worse(monkeypatch)
+    told = Evaluation(data=people(), public=True, every=2, patience=2)
+    fitted = run(ledger, told, optimiser=DPSGD(batch=5, steps=STEPS))
+    assert fitted.steps == 6
+    charge = next(entry.body for entry in ledger.entries() if entry.kind == "charge")
+    (settled,) = refund(ledger)
+    assert settled["used"] == 6
+    assert settled["refund"] / charge["cost"] == pytest.approx(0.5, rel=1e-9)
+    assert fitted.guarantee.epsilon < 4.0
+
+
+def test_a_plan_refunds_nothing_so_no_run_on_it_stops_early(ledger: Ledger) -> None:
+    optimiser = DPSGD(batch=5, steps=STEPS)
+    ledger.subject("clinic", Budget(4.0, 1e-5), plan=[events.poisson(0.25, events.gaussian(3.0), STEPS)])
+    before = ledger.entries()
+    with pytest.raises(ValueError, match="a plan refunds nothing"):
+        run(ledger, Evaluation(data=people(), public=True, every=2, patience=1), optimiser=optimiser)
+    assert ledger.entries() == before
+
+
+def test_scores_that_are_missing_count_for_nothing(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the evaluations that a kill has used up, nor an AUROC that does not exist."""
+    scores = iter([{"accuracy": 5.0}, {}, {"accuracy": math.nan}, {"accuracy": 6.0}, {"accuracy": 5.0}, {}])
+    monkeypatch.setattr(Judge, "__call__", lambda *_: next(scores))
+    fitted = run(ledger, Evaluation(data=people(), public=True, every=2, patience=1))
+    assert fitted.steps == 10
+
+
+def in_a_child(work: Any) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            torch.set_num_threads(1)
+            work()
+        finally:
+            os._exit(1)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+
+def die(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("step", [1, 5, 11])
+def test_charged_evaluations_go_on_after_a_kill(step: int, tmp_path: Path) -> None:
+    """Before the first one, after it, after the last but one: paid for once, never more of them than were paid for."""
+
+    def call(**more: Any) -> Fitted:
+        told = Evaluation(data=people(30), subject="held out", epsilon=1.0, size=30, every=4)
+        with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+            return run(ledger, told, checkpoint=tmp_path / "run", every=100, **more)
+
+    in_a_child(lambda: call(curator=lambda now, _: die() if now == step else None))
+    fitted = call()
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        ledger.verify()
+        mine = ledger.entries("held out")
+        assert [entry.kind for entry in mine].count("charge") == 1
+        assert [entry.kind for entry in mine].count("settle") == 1
+        assert ledger.spent("held out").epsilon <= 1.0 + 1e-6
+    lost = step // 4
+    assert [bool(score.scores) for score in fitted.history] == [True] * (3 - lost) + [False] * lost
+    whole = run(Ledger("sqlite://"), None)
+    assert same_bits(whole.model, fitted.model)
+
+
+def test_a_decision_to_stop_outlives_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worse_and_worse(monkeypatch)
+    told = Evaluation(data=people(), public=True, every=2, patience=1)
+
+    def call(where: str) -> Fitted:
+        with Ledger(f"sqlite:///{tmp_path / where}.db") as ledger:
+            return run(ledger, told, checkpoint=tmp_path / f"{where}.run")
+
+    def killed_at_the_end() -> None:
+        plain = Run._steps
+        Run._steps = lambda self: (plain(self), die())  # type: ignore[assignment, method-assign, return-value]
+        call("parts")
+
+    in_a_child(killed_at_the_end)
+    fitted, whole = call("parts"), call("whole")
+    assert fitted.steps == whole.steps == 4
+    assert same_bits(fitted.model, whole.model)
+
+
+def test_the_refund_covers_every_process_that_came_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine steps may have been seen of the first process: the third stops after eight, and returns three only."""
+    told = Evaluation(data=people(), public=True, every=4, patience=1)
+
+    def call(every: int, scores: list[float], at: int | None = None) -> Fitted:
+        left = iter(scores)
+        monkeypatch.setattr(Judge, "__call__", lambda *_: {"accuracy": next(left)})
+        with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+            return run(
+                ledger,
+                told,
+                checkpoint=tmp_path / "run",
+                every=every,
+                curator=lambda step, _: die() if step == at else None,
+            )
+
+    in_a_child(lambda: call(9, [1.0, 2.0], at=8))
+    in_a_child(lambda: call(1, [1.0, 2.0], at=0))
+    fitted = call(2, [2.0, 1.0])
+    assert fitted.steps == 8
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        assert [settled["used"] for settled in refund(ledger)] == [9]
+
+
+def test_a_model_that_does_not_take_the_held_out_rows_costs_nothing(ledger: Ledger) -> None:
+    odd = Evaluation(data=(torch.zeros(3, 7, dtype=torch.float64), torch.zeros(3, dtype=torch.long)), public=True)
+    with pytest.raises(ValueError, match="does not take these rows"):
+        run(ledger, odd)
+    assert ledger.entries() == []
+
+
+def test_not_private_and_stopping_early_can_be_taken_up(tmp_path: Path) -> None:
+    told = Evaluation(data=people(), public=True, every=2, patience=3)
+
+    def call(**more: Any) -> Fitted:
+        with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+            optimiser = DPSGD(batch=5, steps=STEPS)
+            return run(ledger, told, checkpoint=tmp_path / "run", epsilon=math.inf, optimiser=optimiser, **more)
+
+    in_a_child(lambda: call(curator=lambda step, _: die() if step == 3 else None))
+    assert isinstance(call().model, nn.Module)

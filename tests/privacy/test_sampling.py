@@ -1,0 +1,140 @@
+"""Private sampling: who is drawn, with which probability, and that nothing else decides it."""
+
+import math
+
+import pytest
+import torch
+from dp_accounting import dp_event
+from scipy.stats import binomtest, chi2
+
+from tacit.privacy import Budget, Ledger, Neighbours, events, mechanisms, sampling
+from tacit.privacy.events import DpEvent
+from tacit.privacy.noise import NoiseKey
+from tacit.privacy.queries import grid_sum
+from tacit.privacy.receipts import Receipt, ReceiptError
+
+FALSE_ALARM = 1e-7  # of each statistical test
+
+
+def charged(event: DpEvent, *, seed: int | None = 1, ledger: Ledger | None = None) -> Receipt:
+    ledger = ledger or Ledger("sqlite://")
+    ledger.subject("s", Budget(1e4, 1e-5), plan=[event])
+    return ledger.charge("s", event, stage="test", seed=seed)
+
+
+def release(receipt: Receipt) -> None:
+    mechanisms.gaussian_query(grid_sum(torch.zeros(1), low=0.0, high=1.0, grid=1.0), receipt)
+
+
+@pytest.mark.parametrize("rate", [0.003, 0.2, 0.9])
+def test_units_are_drawn_with_the_charged_probability(rate: float) -> None:
+    """A binomial test on 40 draws of 5,000: in all, of one unit over the draws, and of pairs (independence)."""
+    people, draws = 5000, 40
+    receipt = charged(events.poisson(rate, events.gaussian(5.0), draws), seed=7)
+    drawn = torch.zeros(draws, people, dtype=torch.bool)
+    for step in range(draws):
+        found = sampling.draw(receipt, people)
+        assert torch.equal(found, found.unique())  # ascending, nobody twice
+        drawn[step, found] = True
+        release(receipt)
+    assert binomtest(int(drawn.sum()), people * draws, rate).pvalue > FALSE_ALARM
+    neighbours = int((drawn[:, 1:] & drawn[:, :-1])[:, ::2].sum())
+    assert binomtest(neighbours, draws * (people // 2), rate**2).pvalue > FALSE_ALARM
+    again = int((drawn[1:] & drawn[:-1])[::2].sum())
+    assert binomtest(again, people * (draws // 2), rate**2).pvalue > FALSE_ALARM
+
+
+def test_batch_sizes_vary_as_poisson_sampling_makes_them() -> None:
+    """The variance of a batch's size is N q (1 - q), not 0 as for shuffled batches: a chi-square test of 400 draws."""
+    people, rate, draws = 300, 0.1, 400
+    receipt = charged(events.poisson(rate, events.gaussian(5.0), draws), seed=3)
+    sizes = []
+    for _ in range(draws):
+        sizes.append(len(sampling.draw(receipt, people)))
+        release(receipt)
+    spread = sum((size - people * rate) ** 2 for size in sizes) / (people * rate * (1 - rate))
+    slack = 1.15  # a binomial is not quite a normal
+    assert chi2.ppf(FALSE_ALARM, draws) / slack < spread < chi2.ppf(1 - FALSE_ALARM, draws) * slack
+
+
+def test_somebody_who_comes_changes_nobodys_chances() -> None:
+    """The draw of N people is that of N + 1 without the last."""
+    receipt = charged(events.poisson(0.3, events.gaussian(5.0), 2))
+    everyone = sampling.draw(receipt, 1000)
+    for people in (0, 1, 57, 999):
+        assert torch.equal(sampling.draw(receipt, people), everyone[everyone < people])
+
+
+def test_asking_again_gives_the_same_and_a_release_moves_on() -> None:
+    receipt = charged(events.poisson(0.5, events.gaussian(5.0), 3), seed=None)
+    first, chances = sampling.draw(receipt, 200), sampling.chances(receipt, 9, 4)
+    assert torch.equal(first, sampling.draw(receipt, 200))
+    assert torch.equal(chances, sampling.chances(receipt, 9, 4))
+    release(receipt)
+    assert not torch.equal(first, sampling.draw(receipt, 200))  # equal with probability 2^-200
+    assert not torch.equal(chances, sampling.chances(receipt, 9, 4))
+
+
+def test_the_rate_is_that_of_the_next_release() -> None:
+    """Read off the receipt, leaf by leaf; a full batch draws everybody, and nothing is drawn when all is used."""
+    event = events.compose(
+        [
+            events.poisson(0.01, events.gaussian(4.0), 2),
+            events.gaussian(9.0),
+            events.poisson(0.6, events.gaussian(3.0)),
+        ]
+    )
+    receipt = charged(event, seed=5)
+    for rate in (0.01, 0.01, 1.0, 0.6):
+        size = len(sampling.draw(receipt, 20_000))
+        assert size == 20_000 if rate == 1 else binomtest(size, 20_000, rate).pvalue > FALSE_ALARM
+        release(receipt)
+    with pytest.raises(ReceiptError, match="releases nothing here"):
+        sampling.draw(receipt, 10)
+
+
+def test_a_draw_is_where_the_uniforms_of_its_key_lie_below_the_rate() -> None:
+    receipt = charged(events.poisson(0.25, events.gaussian(5.0), 2), seed=11)
+    uniforms = NoiseKey((11, "s", 1)).uniforms(0, 100, 1)
+    assert sampling.draw(receipt, 100).tolist() == [i for i, u in enumerate(uniforms.tolist()) if u <= 0.25]
+
+
+def test_draws_chances_and_noise_share_no_bits() -> None:
+    key = NoiseKey(4)
+    streams = [key.uniforms(r, 50, p) for r in range(3) for p in range(4)]
+    values = torch.cat(streams).tolist()
+    assert len(set(values)) == len(values)
+
+
+def test_chances_are_uniform_and_one_line_per_unit() -> None:
+    """A chi-square test over 20 cells of 40,000 numbers."""
+    receipt = charged(events.poisson(0.25, events.gaussian(5.0)), seed=2)
+    found = sampling.chances(receipt, 10_000, 4)
+    assert found.shape == (10_000, 4)
+    assert 0 < float(found.min()) <= float(found.max()) <= 1
+    cells = torch.histc(found, 20, 0, 1)
+    statistic = float(((cells - 2000) ** 2 / 2000).sum())
+    assert chi2.sf(statistic, 19) > FALSE_ALARM
+    assert torch.equal(sampling.chances(receipt, 3, 4), found[:3])
+
+
+def test_nothing_is_drawn_without_a_live_receipt_or_by_another_sampling() -> None:
+    with pytest.raises(ReceiptError, match="needs the receipt"):
+        sampling.draw("receipt", 3)  # type: ignore[arg-type]
+    with Ledger("sqlite://") as ledger:
+        receipt = charged(events.poisson(0.5, events.gaussian(5.0)), ledger=ledger)
+        with pytest.raises(ReceiptError):
+            sampling.draw(ledger.receipt(receipt.id), 3)
+        ledger.settle(receipt)
+        with pytest.raises(ReceiptError):
+            sampling.chances(receipt, 1, 1)
+
+
+def test_fixed_batches_are_not_drawn_here() -> None:
+    ledger = Ledger("sqlite://")
+    event = dp_event.SampledWithoutReplacementDpEvent(100, 10, dp_event.GaussianDpEvent(5.0))
+    ledger.subject("s", Budget(50.0, 1e-5), neighbours=Neighbours.REPLACE_ONE, plan=[event])
+    receipt = ledger.charge("s", event, stage="test", seed=1)
+    with pytest.raises(ReceiptError, match="not Poisson sampling"):
+        sampling.draw(receipt, 100)
+    assert math.isnan(receipt._use["slots"][0].rate)
