@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+
+from tacit.recipes import Progress as Report
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -65,6 +69,19 @@ class Bar:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+@contextmanager
+def shown(progress: Report | bool) -> Iterator[Report | None]:
+    """The function to report to: a bar of our own if `progress` is True, nothing if it is False."""
+    if isinstance(progress, bool):
+        if not progress:
+            yield None
+            return
+        with Bar() as bar:
+            yield bar
+        return
+    yield progress
 
 
 def budget_text(spent: tuple[float, float]) -> str:

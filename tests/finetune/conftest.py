@@ -6,12 +6,10 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from tacit.finetune import account
 from tacit.privacy import Ledger
 
 sys.path.insert(0, str(Path(__file__).parent))  # so that tests find `by_hand`
@@ -24,23 +22,6 @@ def _seeded() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="No ledger was given")
         yield
-
-
-_known: dict[str, float] = {}
-_solve = account._scale
-
-
-def _once(*args: Any, **options: Any) -> float:
-    """The same question about noise is answered once: that is what takes long here."""
-    question = repr((args, options))
-    if question not in _known:
-        _known[question] = _solve(*args, **options)
-    return _known[question]
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(account, "_scale", _once)
 
 
 @pytest.fixture

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from tacit.finetune.optimisers import Optimiser
+from tacit.finetune.queries import ClippedGradient
+from tacit.finetune.updates import Update
 from tacit.privacy import Budget, Guarantee, Ledger, Mode, Neighbours, Receipt, Unit, accounting, events
 from tacit.privacy.budget import epsilon_of
 from tacit.privacy.events import DpEvent
@@ -178,8 +181,16 @@ def _scale(
     *,
     rdp: bool = False,
 ) -> float:
+    plan = replace(optimiser, name="", query=ClippedGradient(), update=Update())  # what decides what is released
+    return _solved(plan, budget, size, neighbours, tuple(others), rdp)
+
+
+@lru_cache(maxsize=256)  # it takes seconds, and a search asks the same again and again
+def _solved(
+    plan: Optimiser, budget: Budget, size: int, neighbours: Neighbours, others: tuple[DpEvent, ...], rdp: bool
+) -> float:
     def everything(noise: float) -> DpEvent:
-        return events.compose([*others, optimiser.event(noise, size)])
+        return events.compose([*others, plan.event(noise, size)])
 
     return accounting.noise_multiplier(budget, everything, neighbours=neighbours, accountant="rdp" if rdp else "pld")
 

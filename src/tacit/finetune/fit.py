@@ -27,6 +27,7 @@ from tacit.finetune.updates import Updater
 from tacit.models import head_of
 from tacit.privacy import Budget, Guarantee, Ledger, Neighbours, Unit
 from tacit.privacy.events import check_count
+from tacit.progress import shown
 from tacit.recipes import Progress
 
 
@@ -79,7 +80,7 @@ def fit(
     microbatch: int | None = None,
     seed: int | None = None,
     curator: Curator | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool = False,
 ) -> Fitted:
     """Fine-tune `model`, in place, on private labelled data; every unit is protected by (epsilon, delta).
 
@@ -94,7 +95,8 @@ def fit(
       itself where it can); `standardise` releases their mean and scale first.
     - `checkpoint`: a file, written every `every` steps. Run the same call again after a kill, and it goes on: lost
       steps are replayed, nothing is spent twice. Without it a killed run has spent its budget for nothing.
-    - `curator` is told of each step's sum, private facts included; nobody else is.
+    - `curator` is told of each step's sum, private facts included; nobody else is. `progress=True` shows a bar with the
+      epsilon spent so far; a function gets the same facts.
 
     Formal guarantee: unit and neighbours as given; each step is one release of a sum to which a unit adds at most the
     clip (see the optimiser for how steps compose); everything else that the returned model depends on is public or
@@ -162,10 +164,10 @@ def fit(
             every=every,
             note=f"{optimiser.name}, {scheme}, {sum(p.numel() for p in trained.values()):,} parameters",
             curator=curator,
-            progress=progress,
         )
         run.begin(settings=settings, data=records, whole=ready.model)
-        done = run.train()
+        with shown(progress) as run.progress:
+            done = run.train()
         model = ready.finish()
     return Fitted(
         model=model,

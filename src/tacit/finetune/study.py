@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -21,7 +20,7 @@ from tacit.finetune.evaluation import Evaluation
 from tacit.finetune.fit import fit
 from tacit.finetune.predictions import predictions
 from tacit.finetune.sources import as_records
-from tacit.finetune.study_arms import Arm, Grid
+from tacit.finetune.study_arms import Arm, Choice, Grid
 from tacit.finetune.study_data import Data, make_videos, public_videos
 from tacit.models import VideoNet, embedded
 from tacit.models.saved import load_net, save_net
@@ -84,8 +83,8 @@ class Study:
         if unknown:
             raise ValueError(f"there is no [models.{sorted(unknown)[0]}]; there are {', '.join(self.models)}")
 
-    def candidates(self) -> list[tuple[Arm, ...]]:
-        return [candidates for grid in self.arms for candidates in grid.arms()]
+    def choices(self) -> list[Choice]:
+        return [choice for grid in self.arms for choice in grid.arms()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,17 +144,11 @@ def run(study: Study, *, out: Path, progress: Progress) -> Result:
     """Make what is not there yet, tune, then run every arm's best candidate with every seed."""
     study = _ready(study, out, progress)
     folder = out / "cells"
-    arms = study.candidates()
-    tried = [
-        _cell(study, arm, "tuning", seed)
-        for candidates in arms
-        if len(candidates) > 1
-        for arm in candidates
-        for seed in study.tuning_seeds
-    ]
+    choices = study.choices()
+    tried = [cell for choice in choices for cell in _trials(study, choice)]
     common = {"folder": folder, "workers": study.workers, "progress": progress, "name": _name}
     tuned = {cell: Outcome(**o) for cell, o in studies.outcomes(tried, compute, **common).items()}  # type: ignore[arg-type]
-    chosen = [_best(candidates, tuned, study.data.task.measure) for candidates in arms]
+    chosen = [_best(choice, tuned, study.data.task.measure) for choice in choices]
     final = [_cell(study, arm, "private", seed) for arm in chosen for seed in study.seeds]
     found = {cell: Outcome(**o) for cell, o in studies.outcomes(final, compute, **common).items()}  # type: ignore[arg-type]
     return Result(study=study, chosen=list(dict.fromkeys(chosen)), outcomes=tuned | found)
@@ -166,12 +159,12 @@ def read(study: Study, out: Path) -> Result:
     study = replace(study, data=replace(study.data, folder=out / "videos"), models=_weighted(study, out))
     chosen: list[Arm] = []
     outcomes: dict[Cell, Outcome] = {}
-    for candidates in study.candidates():
-        cells = [_cell(study, arm, "tuning", seed) for arm in candidates for seed in study.tuning_seeds]
+    for choice in study.choices():
+        cells = _trials(study, choice)
         tuned = {c: Outcome(**o) for c, o in studies.known(cells, out / "cells").items()}
-        if len(candidates) > 1 and len(tuned) < len(cells):
+        if len(tuned) < len(cells):
             continue
-        best = _best(candidates, tuned, study.data.task.measure)
+        best = _best(choice, tuned, study.data.task.measure)
         final = [_cell(study, best, "private", seed) for seed in study.seeds]
         found = {c: Outcome(**o) for c, o in studies.known(final, out / "cells").items()}
         if found:
@@ -225,15 +218,23 @@ def compute(cell: Cell) -> dict[str, Any]:
     )
 
 
-def _best(candidates: Sequence[Arm], tuned: dict[Cell, Outcome], measure: str) -> Arm:
+def _trials(study: Study, choice: Choice) -> list[Cell]:
+    """What must be run to choose; nothing if there is no choice."""
+    if len(choice.arms) == 1:
+        return []
+    return [_cell(study, arm, "tuning", seed) for arm in choice.trials for seed in study.tuning_seeds]
+
+
+def _best(choice: Choice, tuned: dict[Cell, Outcome], measure: str) -> Arm:
     """The candidate with the best mean score on the held-out public split; the first of equals."""
-    if len(candidates) == 1:
-        return candidates[0]
+    if len(choice.arms) == 1:
+        return choice.arms[0]
 
-    def mean(arm: Arm) -> float:
-        return statistics.fmean(o.scores[measure] for c, o in tuned.items() if c.arm == arm and c.split == "tuning")
+    def mean(trial: Arm) -> float:
+        return statistics.fmean(o.scores[measure] for c, o in tuned.items() if c.arm == trial and c.split == "tuning")
 
-    return max(candidates, key=mean)
+    means = [mean(trial) for trial in choice.trials]
+    return choice.arms[means.index(max(means))]
 
 
 def _ready(study: Study, out: Path, progress: Progress) -> Study:

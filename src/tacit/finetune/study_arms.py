@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tacit.finetune.optimisers import DPGD, DPSGD, Optimiser
 from tacit.finetune.updates import Options
@@ -61,6 +61,13 @@ class Arm:
         return DPSGD(batch=self.batch, steps=self.steps, clip=self.clip, **options)
 
 
+class Choice(NamedTuple):
+    """The candidates for one arm, and what is tried to choose among them (the same in order, maybe at one epsilon)."""
+
+    arms: tuple[Arm, ...]
+    trials: tuple[Arm, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Grid:
     """Arms as a recipe writes them: each field a value or a list. `lr`, `clip`, `steps` are tuned, the rest crossed."""
@@ -81,23 +88,25 @@ class Grid:
     lr: tuple[float, ...] = (0.5,)
     clip: tuple[float, ...] = (1.0,)
     steps: tuple[int, ...] = (100,)
+    tune_at: float | None = None  # the epsilon at which constants are chosen, for all of them; None: each for itself
 
     def __post_init__(self) -> None:
-        for candidates in self.arms():
-            for arm in candidates:
+        for choice in self.arms():
+            for arm in choice.arms:
                 arm.optimise()
                 if not arm.epsilon > 0:
                     raise ValueError("epsilon is above 0, or inf for no noise.")
 
-    def arms(self) -> Iterator[tuple[Arm, ...]]:
+    def arms(self) -> Iterator[Choice]:
         """Every combination, each as the candidates among which its constants are chosen."""
-        lists = {f.name: _listed(getattr(self, f.name)) for f in fields(self)}
+        lists = {f.name: _listed(getattr(self, f.name)) for f in fields(self) if f.name != "tune_at"}
         crossed = [name for name in lists if name not in TUNED]
         for values in itertools.product(*(lists[name] for name in crossed)):
             told = dict(zip(crossed, values, strict=True))
             first = Arm(**told, lr=1.0, clip=1.0, steps=1)
             tuned = itertools.product(*(lists[name] for name in TUNED))
-            yield tuple(replace(first, **dict(zip(TUNED, choice, strict=True))) for choice in tuned)
+            arms = tuple(replace(first, **dict(zip(TUNED, choice, strict=True))) for choice in tuned)
+            yield Choice(arms, tuple(replace(arm, epsilon=self.tune_at or arm.epsilon) for arm in arms))
 
 
 def label_of(epsilon: float) -> str:
