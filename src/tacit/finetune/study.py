@@ -22,7 +22,7 @@ from tacit.finetune.predictions import predictions
 from tacit.finetune.sources import as_records
 from tacit.finetune.study_arms import Arm, Choice, Grid
 from tacit.finetune.study_data import Data, make_videos, public_videos
-from tacit.models import VideoNet, embedded
+from tacit.models import VideoNet, embedded, text
 from tacit.models.saved import load_net, save_net
 from tacit.pretrain.fit import Recipe
 from tacit.pretrain.fit import fit as pretrain
@@ -43,9 +43,10 @@ class Pretraining:
 
 @dataclass(frozen=True, kw_only=True)
 class Net:
-    """A pretrained model: a file of `models.saved`, "embedded", "linear" (on features), or a video net to pretrain."""
+    """A pretrained model: a file of `models.saved`, "embedded", a model for texts, a linear one, or one to pretrain."""
 
     weights: str = ""
+    text: str = ""  # as `models.text` takes it
     features: int = 0  # of a linear model
     file: Path | None = field(default=None, compare=False)  # of what was pretrained
     pretraining: Pretraining | None = None
@@ -55,6 +56,8 @@ class Net:
     def load(self, data: Data) -> nn.Module:
         if self.features:
             return nn.Sequential(nn.Identity(), nn.Linear(self.features, data.classes))
+        if self.text:
+            return text(self.text, task="next-token" if data.kind == "messages" else "classes", classes=data.classes)[0]
         if self.weights == "embedded":
             return embedded()
         return load_net(self.file or self.weights)
@@ -190,7 +193,9 @@ def compute(cell: Cell) -> dict[str, Any]:
         delta=cell.delta,
         scheme=arm.scheme,
         init=arm.init,
-        units="video" if data.kind == "motions" and arm.level == "unit" else "sample",
+        units=data.unit if arm.level == "unit" else "sample",
+        neighbours="zero-out" if arm.optimiser == "dpftrl" else "add-remove",
+        head="keep" if data.kind == "messages" else "new",
         size=len(records),
         task=data.task,
         ledger=ledger,

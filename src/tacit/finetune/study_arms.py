@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
-from tacit.finetune.optimisers import DPGD, DPSGD, Optimiser
+from tacit.finetune.optimisers import DPFTRL, DPGD, DPSGD, DPZO, AdpAlloc, AdpClip, Optimiser
 from tacit.finetune.updates import Options
 
-Kind = Literal["dpsgd", "dpgd"]
+Kind = Literal["dpsgd", "dpgd", "adpalloc", "adpclip", "dpzo", "dpftrl"]
+NAMES = {"dpgd": "DPGD", "adpalloc": "AdpAlloc", "adpclip": "AdpClip", "dpzo": "DPZO", "dpftrl": "correlated"}
 Init = Literal["pretrained", "scratch"]
 Level = Literal["unit", "clip"]
 TUNED = ("lr", "clip", "steps")
@@ -42,7 +43,7 @@ class Arm:
     def name(self) -> str:
         """What a table calls it, without what was tuned."""
         parts = ["from scratch" if self.init == "scratch" else self.scheme.replace("_", " ")]
-        parts += ["DPGD"] if self.optimiser == "dpgd" else []
+        parts += [NAMES[self.optimiser]] if self.optimiser in NAMES else []
         parts += [f"{self.clips} clips" if self.clips > 1 else "1 clip"] if self.clips else []
         parts += ["clip-level"] if self.level == "clip" else []
         parts += [f"{self.augment} views"] if self.augment > 1 else []
@@ -58,6 +59,14 @@ class Arm:
         }
         if self.optimiser == "dpgd":
             return DPGD(steps=self.steps, clip=self.clip, **options)
+        if self.optimiser == "dpftrl":  # one pass in `steps` batches
+            return DPFTRL(batches=self.steps, clip=self.clip, **options)
+        if self.optimiser == "adpalloc":
+            return AdpAlloc(batch=self.batch, steps=self.steps, clip=self.clip, **options)
+        if self.optimiser == "adpclip":
+            return AdpClip(batch=self.batch, steps=self.steps, clip=self.clip, **options)
+        if self.optimiser == "dpzo":
+            return DPZO(batch=self.batch, steps=self.steps, clip=self.clip, **options)
         return DPSGD(batch=self.batch, steps=self.steps, clip=self.clip, **options)
 
 

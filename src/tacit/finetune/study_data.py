@@ -11,13 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tacit.data import Motions, VideoClips, clips_as_units, fashion_mnist, shifts, write_motions
+from tacit.data import Motions, Texts, VideoClips, clips_as_units, fashion_mnist, shifts, sst2, write_motions
 from tacit.data.arrays import read_images
 from tacit.data.motions import PRIVATE, PUBLIC
 from tacit.data.records import Records
 from tacit.data.tabled import Table
+from tacit.finetune.language import NextToken
 from tacit.finetune.study_arms import Arm
 from tacit.finetune.tasks import Classes, Labels, Task
+from tacit.models import tokenizer_of
 
 Split = Literal["private", "tuning", "held_out", "test"]
 
@@ -25,14 +27,16 @@ Split = Literal["private", "tuning", "held_out", "test"]
 @dataclass(frozen=True, kw_only=True)
 class Data:
     """Which rows. `kind`: images (.npz with images and labels, or a split of Fashion-MNIST), features (.npz with
-    train_features, train_labels, test_features, test_labels), or motions (real video files, made from the package).
+    train_features, train_labels, test_features, test_labels), motions (real video files, made from the package), texts
+    (.tsv with sentence and label, as SST-2 has them), or messages (the same, without labels: `messages` sentences in a
+    row are one person's, and the next token is what is learnt).
 
     The first `private` units of the training part are private; the next `tuning` and `held_out` ones are declared
     public: constants are chosen by training on the former and trying on the latter. `shifts`: also try on so many test
     images under each of the 15 shifts.
     """
 
-    kind: Literal["images", "features", "motions"]
+    kind: Literal["images", "features", "motions", "texts", "messages"]
     train: str = ""
     test: str = ""
     private: int
@@ -48,10 +52,19 @@ class Data:
     stride: int = 2
     tried: int = 8  # clips over which a video is tried
     motions: Motions = field(default_factory=Motions)
+    tokens: str = ""  # the model whose tokenizer is used
+    longest: int = 64  # tokens
+    messages: int = 4
     folder: Path = field(default=Path(), compare=False)  # where videos are
 
     @property
+    def unit(self) -> str:
+        return {"motions": "video", "messages": "user"}.get(self.kind, "sample")
+
+    @property
     def task(self) -> Task:
+        if self.kind == "messages":
+            return NextToken(self.classes)
         return Labels(self.classes) if self.labels else Classes(self.classes)
 
     def records(self, split: Split, arm: Arm) -> Records:
@@ -60,6 +73,8 @@ class Data:
             videos = _videos(self, split, arm.clips if split in ("private", "tuning") else self.tried)
             naive = arm.level == "clip" and split in ("private", "tuning")
             return clips_as_units(videos) if naive else videos
+        if self.kind in ("texts", "messages"):
+            return _texts(self, split)
         inputs, labels = _rows(self, split)
         augmented = arm.augment > 1 and split in ("private", "tuning")
         return Table(inputs, labels, augment=arm.augment if augmented else None)
@@ -95,14 +110,32 @@ def _videos(data: Data, split: Split, clips: int) -> VideoClips:
     return VideoClips.folder(data.folder / split, clips=clips, frames=data.frames, stride=data.stride)
 
 
+@lru_cache(maxsize=8)
+def _texts(data: Data, split: Split) -> Texts:
+    texts, labels = sst2(data.test if split == "test" else data.train)
+    rows = _slice(data, split, len(texts))
+    tokenizer = tokenizer_of(data.tokens)
+    if data.kind == "texts":
+        return Texts(tokenizer, texts[rows], labels[rows], max_length=data.longest)
+    owners = torch.arange(rows.stop - rows.start) // data.messages
+    return Texts(tokenizer, texts[rows], None, owners, max_length=data.longest)
+
+
+def _slice(data: Data, split: Split, there: int) -> slice:
+    """Where the rows of a split are; in messages, every person has several."""
+    each = data.messages if data.kind == "messages" else 1
+    starts = {"private": 0, "tuning": data.private, "held_out": data.private + data.tuning, "test": 0}
+    counts = {"private": data.private, "tuning": data.tuning, "held_out": data.held_out, "test": data.tested}
+    rows = slice(each * starts[split], each * (starts[split] + counts[split]))
+    if there < rows.stop:
+        raise ValueError(f"There are {there} rows, too few for the {split} part of the study.")
+    return rows
+
+
 @lru_cache(maxsize=4)
 def _rows(data: Data, split: Split) -> tuple[Tensor, Tensor]:
     inputs, labels = _part(data, "test" if split == "test" else "train")
-    starts = {"private": 0, "tuning": data.private, "held_out": data.private + data.tuning, "test": 0}
-    counts = {"private": data.private, "tuning": data.tuning, "held_out": data.held_out, "test": data.tested}
-    rows = slice(starts[split], starts[split] + counts[split])
-    if len(labels[rows]) < counts[split]:
-        raise ValueError(f"There are {len(labels)} rows, too few for the {split} part of the study.")
+    rows = _slice(data, split, len(labels))
     return inputs[rows], labels[rows]
 
 

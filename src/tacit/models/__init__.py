@@ -12,7 +12,7 @@ from tacit.models.loading import Loaded, freeze_statistics, load
 from tacit.models.lora import insert_lora, lora_of, merge_lora
 from tacit.models.resnet import ResNet
 from tacit.models.selection import SCHEMES, normalisers, select, trainable
-from tacit.models.texts import TextClassifier, text
+from tacit.models.texts import TextClassifier, text, tokenizer_of
 from tacit.models.video import VideoNet
 from tacit.models.vit import ViT
 
@@ -42,6 +42,7 @@ __all__ = [
     "select",
     "text",
     "to_groupnorm",
+    "tokenizer_of",
     "trainable",
     "with_head",
 ]

@@ -67,6 +67,16 @@ def text(
     return TextClassifier(encoder, classes).eval(), tokenizer
 
 
+def tokenizer_of(name: str | Path) -> Any:
+    """The tokenizer alone, found as `text` finds it."""
+    where, transformers = _found(str(name)), library("transformers", "text")
+    with _quiet(transformers), _said_plainly(str(name)):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where, local_files_only=True)
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
 def _classifier(transformers: Any, where: str, classes: int) -> nn.Module:
     kind = transformers.AutoModelForSequenceClassification
     made = kind.from_pretrained(where, local_files_only=True, num_labels=classes, ignore_mismatched_sizes=True)
