@@ -41,7 +41,9 @@ def features(tmp_path: Path) -> Path:
 def small(features: Path, **changed: object) -> Study:
     data = Data(kind="features", train=str(features), private=150, tuning=100, held_out=50, tested=100, classes=2)
     arms = (
-        Grid(scheme=("linear",), optimiser=("dpgd",), epsilon=(1.0, math.inf), lr=(1e-300, 1.0), steps=(5,), tune_at=1.0),
+        Grid(
+            scheme=("linear",), optimiser=("dpgd",), epsilon=(1.0, math.inf), lr=(1e-300, 1.0), steps=(5,), tune_at=1.0
+        ),
     )
     given = {"title": "small", "public": True, "data": data, "models": {"model": Net(features=4)}, "arms": arms}
     return Study(**{**given, "seeds": (0, 1), "workers": 1, **changed})  # type: ignore[arg-type]
@@ -69,11 +71,13 @@ def test_a_study_tunes_on_the_public_split_and_keeps_its_cells(features: Path, t
     assert {(cell.split, cell.seed) for cell in result.outcomes} == {("tuning", 100), ("private", 0), ("private", 1)}
     without = next(arm for arm in result.chosen if math.isinf(arm.epsilon))
     mean, spread = result.score(without) or (0, 1)
-    assert mean > 99 and spread == 0
+    assert mean > 99
+    assert spread == 0
     again = studying.read(study, tmp_path / "out")
-    assert again.chosen == result.chosen and again.outcomes == result.outcomes
+    assert (again.chosen, again.outcomes) == (result.chosen, result.outcomes)
     table = report.by_epsilon(result).markdown()
-    assert "ε = ∞" in table and "| 10 |" in table  # two classes, four features, two biases
+    assert "ε = ∞" in table
+    assert "| 10 |" in table  # two classes, four features, two biases
     assert report.render(result).facts["arms"][0]["epsilon"] == 1.0
 
 
@@ -142,4 +146,5 @@ def test_a_net_and_how_it_was_made_are_one_file(tmp_path: Path) -> None:
 def test_the_recipes_name_their_arms() -> None:
     for path in sorted(Path(__file__).parents[2].glob("recipes/finetune*.toml")):
         kind, study = recipes.read(path, _Configs())
-        assert kind == "finetune" and study.choices()
+        assert kind == "finetune"
+        assert study.choices()
