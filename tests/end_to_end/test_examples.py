@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tacit.data import Motions, write_motions
+from tacit.data.motions import PRIVATE
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -65,3 +68,17 @@ def test_a_text_model_is_fine_tuned_on_sentences(
     assert "lora: 1,058 numbers trained in 2 steps" in out
     assert "accuracy on 40 public sentences:" in out
     assert "(8, 1e-05)-differential privacy" in out
+
+
+def test_a_video_net_is_fine_tuned_on_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_motions(tmp_path / "films", videos=8, classes=PRIVATE[:2], seed=0, motions=Motions(frames=20))
+    arguments = "films --size 8 --clips 2 --batch 4 --steps 2 --delta 0.01 --ledger l.db"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["finetune_videos.py", *arguments.split()])
+    runpy.run_path(str(EXAMPLES / "finetune_videos.py"), run_name="__main__")
+    told = capsys.readouterr()
+    assert "trained in 2 steps of 2 clips per video" in told.out
+    assert "(8, 0.01)-differential privacy: when one video is added or removed" in " ".join(told.out.split())
+    assert "DPSGD: 2 of 2; privacy spent: eps" in told.err

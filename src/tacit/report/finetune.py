@@ -23,9 +23,9 @@ def render(result: Result) -> Findings:
     study = result.study
     return Findings(
         title=study.title,
-        lead=f"{_measure(result)} on held-out data, all of it declared public. Each arm is a simulation with a model, "
-        "noise and a ledger of its own: no epsilon speaks for two of them. Constants were chosen on a public split of "
-        "other units.",
+        lead=f"Scores are {_measure(result)} on held-out data, all declared public. Each arm is a simulation with "
+        "a model, noise and a ledger of its own: no epsilon speaks for two of them. Constants were chosen on a public "
+        "split of other units.",
         sections=[
             Section("Scores", text=_about(result), tables=tables, figures=figures),
             Section("Constants", tables=[constants]),
@@ -51,7 +51,7 @@ def by_epsilon(result: Result, *, shifted: bool = False) -> Table:
         rows.append([name, trained[0].trained if trained else None, *cells])
     columns = [Column(f"ε = {label_of(epsilon)}", ".1f", best="max") for epsilon in budgets]
     what = "Under the shifts: mean" if shifted else "Held out:"
-    title = f"{what} {_measure(result).lower()}"
+    title = f"{what} {_measure(result)}"
     return Table(title, ["", Column("trained", ",d"), *columns], rows, note=_note(result))
 
 
@@ -92,11 +92,11 @@ def _figures(result: Result) -> list[Picture]:
         if found is not None:
             series.setdefault(arm.name, []).append(plots.Point(arm.epsilon, *found))
     if any(len({point.epsilon for point in line}) > 1 for line in series.values()):
-        figure = plots.tradeoff(series, label=_measure(result).lower())
+        figure = plots.tradeoff(series, label=_measure(result))
         figures.append(Picture(figure, caption="Score against the privacy budget; error bars over seeds."))
     clips = _by_clips(result)
     if clips:
-        figure = plots.curve(clips, x_label="clips per video and step", y_label=_measure(result).lower())
+        figure = plots.curve(clips, x_label="clips per video and step", y_label=_measure(result))
         figures.append(Picture(figure, caption="Score against the number of clips, at the same epsilon."))
     return figures
 
@@ -119,7 +119,7 @@ def _by_clips(result: Result) -> dict[str, plots.Line]:
 
 
 def _measure(result: Result) -> str:
-    return {"accuracy": "Accuracy (%)", "auroc": "AUROC (%)"}.get(result.measure, result.measure)
+    return {"auroc": "AUROC (%)"}.get(result.measure, f"{result.measure} (%)")
 
 
 def _about(result: Result) -> str:
