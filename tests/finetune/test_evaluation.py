@@ -11,11 +11,13 @@ import torch
 from by_hand import SEED, key, net, people, same_bits
 from torch import nn
 
+from tacit.data.records import Rows
+from tacit.data.tabled import Table
 from tacit.finetune import DPGD, DPSGD, Classes, Evaluation, Fitted, fit
 from tacit.finetune.evaluation import Judge
 from tacit.finetune.loop import Run
 from tacit.finetune.sources import as_records
-from tacit.privacy import Budget, BudgetExceeded, Ledger, ReceiptError, events
+from tacit.privacy import Budget, BudgetExceeded, Ledger, Neighbours, ReceiptError, Unit, events
 
 STEPS = 12
 
@@ -286,3 +288,23 @@ def test_not_private_and_stopping_early_can_be_taken_up(tmp_path: Path) -> None:
 
     in_a_child(lambda: call(curator=lambda step, _: die() if step == 3 else None))
     assert isinstance(call().model, nn.Module)
+
+
+def test_a_unit_that_cannot_be_read_counts_as_wrong_and_nobody_hears_of_it(ledger: Ledger) -> None:
+    """The noise is negligible here: what is left is 3 of 4."""
+
+    class Broken(Table):
+        def rows(self, units: torch.Tensor, chances: torch.Tensor | None) -> Rows:
+            if chances is None and 2 in units.tolist() and self.ready:
+                raise OSError("the file of the patient in bed 2")
+            return super().rows(units, chances)
+
+        ready = False
+
+    held_out = Broken(torch.eye(4), torch.arange(4))
+    judge = Judge(Evaluation(data=None, subject="held out", epsilon=1e12, delta=1e-5, size=4), held_out, Classes(4))
+    judge.charge(ledger, steps=1, unit=Unit.SAMPLE, neighbours=Neighbours.ADD_REMOVE, seed=None)
+    held_out.ready = True
+    model = torch.nn.Linear(4, 4, bias=False)
+    torch.nn.init.eye_(model.weight)
+    assert judge(model)["accuracy"] == pytest.approx(75, abs=1)

@@ -54,21 +54,42 @@ class Said(NamedTuple):
     owner: Tensor
 
 
-def predictions(model: nn.Module, records: Records, task: Task) -> Said:
-    """What the model says of everybody, in order: by row or by unit, as `records.scored_by` has it."""
-    device = next(model.parameters()).device
-    found: list[Said] = []
+def predictions(model: nn.Module, records: Records, task: Task, *, forgiving: bool = False) -> Said:
+    """What the model says of everybody, in order: by row or by unit, as `records.scored_by` has it.
+
+    `forgiving`: a unit whose rows cannot be read has no line, and nobody hears of it.
+    """
     sizes: Tensor | None = getattr(records, "sizes", None)
-    with torch.no_grad():
-        for units in to_look_at(sizes, len(records), rows_that_fit(records), records.most_rows):
-            rows = records.rows(units, None)
-            said, labels = _kept(task, outputs_of(model, to(rows.inputs, device)).cpu(), rows.labels)
-            one = Said(said, labels, rows.owner)
-            one = one if records.scored_by == "row" else _by_unit(one, len(units))
-            found.append(one._replace(owner=units[one.owner]))
+    found: list[Said] = []
+    for units in to_look_at(sizes, len(records), rows_that_fit(records), records.most_rows):
+        if forgiving:
+            found += _what_can_be_said(model, records, task, units)
+        else:
+            found.append(_said(model, records, task, units))
     whole = Said(*(torch.cat(parts) for parts in zip(*found, strict=True)))
     order = torch.argsort(whole.owner, stable=True)
     return Said(*(part[order] for part in whole))
+
+
+@torch.no_grad()
+def _said(model: nn.Module, records: Records, task: Task, units: Tensor) -> Said:
+    rows = records.rows(units, None)
+    inputs = to(rows.inputs, next(model.parameters()).device)
+    said, labels = _kept(task, outputs_of(model, inputs).cpu(), rows.labels)
+    one = Said(said, labels, rows.owner)
+    one = one if records.scored_by == "row" else _by_unit(one, len(units))
+    return one._replace(owner=units[one.owner])
+
+
+def _what_can_be_said(model: nn.Module, records: Records, task: Task, units: Tensor) -> list[Said]:
+    try:
+        return [_said(model, records, task, units)]
+    except (MemoryError, torch.OutOfMemoryError):  # of the machine, not of the rows
+        raise
+    except Exception:  # whatever rows of any kind can do; its text is private, too
+        if len(units) == 1:
+            return []
+    return [one for unit in units for one in _what_can_be_said(model, records, task, unit[None])]
 
 
 def _kept(task: Task, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
