@@ -277,7 +277,8 @@ def checked(work: Epoch, arm: str, clip: float, expected: Sum) -> Step:
 
 def speeds(results: Sequence[Result], known: Mapping[str, Epoch], what: str = "Rows") -> str:
     """Rows, or what they are made of, per second, the expected number for Poisson draws: a Markdown table."""
-    lines = [f"### {what} per second", "", "| work | " + " | ".join(STANDARD) + " |", "|---" * (1 + len(STANDARD)) + "|"]
+    lines = [f"### {what} per second", ""]
+    lines += ["| work | " + " | ".join(STANDARD) + " |", "|---" * (1 + len(STANDARD)) + "|"]
     for result in results:
         total = known[result.work].rows * known[result.work].row_size
         found = (result.row(arm) or result.row(f"{arm}{BY_CLIP}") for arm in STANDARD)

@@ -63,7 +63,7 @@ def classifier(scheme: str, width: int = 384, depth: int = 6, heads: int = 12) -
     select(model, scheme)
     for parameter in model.parameters():
         if parameter.requires_grad and not parameter.any():
-            nn.init.normal_(parameter, std=0.02)
+            nn.init.normal_(parameter, std=0.2)
     return model
 
 

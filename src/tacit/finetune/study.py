@@ -128,7 +128,7 @@ class Result:
 
     @property
     def measure(self) -> str:
-        return self.study.data.task.measure
+        return self.study.data.measure
 
     def of(self, arm: Arm) -> list[Outcome]:
         """Over the seeds."""
@@ -151,7 +151,7 @@ def run(study: Study, *, out: Path, progress: Progress) -> Result:
     tried = [cell for choice in choices for cell in _trials(study, choice)]
     common = {"folder": folder, "workers": study.workers, "progress": progress, "name": _name}
     tuned = {cell: Outcome(**o) for cell, o in studies.outcomes(tried, compute, **common).items()}  # type: ignore[arg-type]
-    chosen = [_best(choice, tuned, study.data.task.measure) for choice in choices]
+    chosen = [_best(choice, tuned, study.data) for choice in choices]
     final = [_cell(study, arm, "private", seed) for arm in chosen for seed in study.seeds]
     found = {cell: Outcome(**o) for cell, o in studies.outcomes(final, compute, **common).items()}  # type: ignore[arg-type]
     return Result(study=study, chosen=list(dict.fromkeys(chosen)), outcomes=tuned | found)
@@ -167,7 +167,7 @@ def read(study: Study, out: Path) -> Result:
         tuned = {c: Outcome(**o) for c, o in studies.known(cells, out / "cells").items()}
         if len(tuned) < len(cells):
             continue
-        best = _best(choice, tuned, study.data.task.measure)
+        best = _best(choice, tuned, study.data)
         final = [_cell(study, best, "private", seed) for seed in study.seeds]
         found = {c: Outcome(**o) for c, o in studies.known(final, out / "cells").items()}
         if found:
@@ -230,16 +230,18 @@ def _trials(study: Study, choice: Choice) -> list[Cell]:
     return [_cell(study, arm, "tuning", seed) for arm in choice.trials for seed in study.tuning_seeds]
 
 
-def _best(choice: Choice, tuned: dict[Cell, Outcome], measure: str) -> Arm:
+def _best(choice: Choice, tuned: dict[Cell, Outcome], data: Data) -> Arm:
     """The candidate with the best mean score on the held-out public split; the first of equals."""
     if len(choice.arms) == 1:
         return choice.arms[0]
 
     def mean(trial: Arm) -> float:
-        return statistics.fmean(o.scores[measure] for c, o in tuned.items() if c.arm == trial and c.split == "tuning")
+        found = [o.scores[data.measure] for c, o in tuned.items() if c.arm == trial and c.split == "tuning"]
+        return statistics.fmean(found)
 
     means = [mean(trial) for trial in choice.trials]
-    return choice.arms[means.index(max(means))]
+    best = min(means) if data.measure == "perplexity" else max(means)
+    return choice.arms[means.index(best)]
 
 
 def _ready(study: Study, out: Path, progress: Progress) -> Study:

@@ -62,6 +62,11 @@ class Data:
         return {"motions": "video", "messages": "user"}.get(self.kind, "sample")
 
     @property
+    def measure(self) -> str:
+        """The score that constants are chosen by."""
+        return "perplexity" if self.kind == "messages" else self.task.measure
+
+    @property
     def task(self) -> Task:
         if self.kind == "messages":
             return NextToken(self.classes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 from tacit.finetune.study import Result
 from tacit.finetune.study_arms import Arm, label_of
@@ -38,7 +39,7 @@ def render(result: Result) -> Findings:
 
 
 def by_epsilon(result: Result, *, shifted: bool = False) -> Table:
-    """A line per way to fine-tune, a column per epsilon."""
+    """A line per way to fine-tune, a column per epsilon: the score that constants were chosen by."""
     budgets = sorted({arm.epsilon for arm in result.chosen})
     lines: dict[str, dict[float, Arm]] = {}
     for arm in result.chosen:
@@ -49,7 +50,8 @@ def by_epsilon(result: Result, *, shifted: bool = False) -> Table:
         trained = result.of(first)
         cells = [_cell(result, arms.get(epsilon), shifted) for epsilon in budgets]
         rows.append([name, trained[0].trained if trained else None, *cells])
-    columns = [Column(f"ε = {label_of(epsilon)}", ".1f", best="max") for epsilon in budgets]
+    best: Literal["min", "max"] = "min" if result.measure == "perplexity" else "max"
+    columns = [Column(f"ε = {label_of(epsilon)}", ".1f", best=best) for epsilon in budgets]
     what = "Under the shifts: mean" if shifted else "Held out:"
     title = f"{what} {_measure(result)}"
     return Table(title, ["", Column("trained", ",d"), *columns], rows, note=_note(result))
@@ -119,7 +121,7 @@ def _by_clips(result: Result) -> dict[str, plots.Line]:
 
 
 def _measure(result: Result) -> str:
-    return {"auroc": "AUROC (%)"}.get(result.measure, f"{result.measure} (%)")
+    return {"auroc": "AUROC (%)", "perplexity": "perplexity"}.get(result.measure, f"{result.measure} (%)")
 
 
 def _about(result: Result) -> str:
