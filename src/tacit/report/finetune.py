@@ -58,24 +58,25 @@ def by_epsilon(result: Result, *, shifted: bool = False) -> Table:
 
 
 def chosen(result: Result) -> Table:
-    """The constants of each arm, and what its noise was."""
+    """The constants of each arm, and what its noise was; where clips were protected, what that is worth to a video."""
+    naive = any(arm.level == "clip" for arm in result.chosen)
     rows: list[list[Cell]] = []
     for arm in result.chosen:
         found = result.of(arm)
+        of_unit = [found[0].unit_epsilon if found and arm.level == "clip" else None] if naive else []
+        batch = arm.batch if arm.optimiser not in ("dpgd", "dpftrl") else "all" if arm.optimiser == "dpgd" else "passes"
         noise = found[0].noise_multiplier if found else None
-        of_unit = found[0].unit_epsilon if found and arm.level == "clip" else None
-        batch = arm.batch if arm.optimiser == "dpsgd" else "all"
-        rows.append([arm.name, arm.epsilon, of_unit, arm.lr, arm.clip, arm.steps, batch, noise])
-    columns = (
+        rows.append([arm.name, arm.epsilon, *of_unit, arm.lr, arm.clip, arm.steps, batch, noise])
+    columns: list[Column | str] = [
         "arm",
         Column("ε", label_of),
-        Column("ε of the video", label_of),
+        *([Column("ε of the video", label_of)] if naive else []),
         Column("lr", "g"),
         Column("clip", "g"),
         "steps",
         "batch",
         Column("noise", ".3g"),
-    )
+    ]
     return Table("Chosen constants", columns, rows)
 
 
