@@ -39,7 +39,12 @@ def test_schemes_choose_by_type() -> None:
         "selective": {"1.weight", "1.bias", "4.weight", "5.weight", "5.bias"},
         "bias": {"0.bias", "1.bias", "5.weight", "5.bias"},
     }
-    assert set(models.SCHEMES) - set(expected) == {"adapter", "last_block", "first_last_block"}  # which need blocks
+    assert set(models.SCHEMES) - set(expected) == {
+        "adapter",
+        "lora",
+        "last_block",
+        "first_last_block",
+    }  # which need blocks
     for scheme, names in expected.items():
         assert set(models.select(net, scheme)) == names
         assert {name for name, p in net.named_parameters() if p.requires_grad} == names
