@@ -10,8 +10,6 @@ import torch
 
 from tacit.data import Motions, VideoClips, motions, write_motions
 
-pytest.importorskip("av")
-
 SMALL = Motions(frames=16)
 PURE = Motions(frames=12, moves=(40, 40), pauses=(1, 1), speed=(0.8, 0.8), drifting=0, distractor=0, noise=0)
 

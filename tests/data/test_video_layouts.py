@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 
 from tacit.data import VideoClips
-
-av = pytest.importorskip("av")
 
 
 def write(file: Path, seed: int) -> None:

@@ -148,7 +148,7 @@ class Engine:
         rows = grouped.rows
         try:
             if self.microbatch is not None and part.numel() > self.microbatch:
-                self._add_large_unit(tally, batch, part, members, rows)
+                self._add_large_unit(tally, batch, torch.split(part, self.microbatch), members, rows)
                 return True
             local = grouped if part.numel() == rows else grouped.part(part)
             recorder, losses = self._watch(rows_of(batch, part, rows), local)
@@ -157,15 +157,15 @@ class Engine:
         tally.add(recorder.settled, local, members, local.mean(losses))
         return True
 
-    def _add_large_unit(self, tally: Tally, batch: Any, part: Tensor, members: Tensor, rows: int) -> None:
-        """A unit with more rows than fit: add up its gradient first, then clip it."""
-        assert self.microbatch is not None
+    def _add_large_unit(self, tally: Tally, batch: Any, chunks: tuple[Tensor, ...], members: Tensor, rows: int) -> None:
+        """A unit with more rows than fit: add up its gradient chunk by chunk first, then clip it."""
         total = tally.zeros()
         losses = []
-        for chunk in torch.split(part, self.microbatch):
+        size = sum(chunk.numel() for chunk in chunks)
+        for chunk in chunks:
             local = Units(torch.zeros_like(chunk), 1)
             recorder, loss = self._watch(rows_of(batch, chunk, rows), local)
-            share = torch.full((1,), chunk.numel() / part.numel(), dtype=torch.float64, device=loss.device)
+            share = torch.full((1,), chunk.numel() / size, dtype=torch.float64, device=loss.device)
             for name, piece in recorder.settled.items():
                 total[name] += piece.weighted_sum(share, local, None)
             losses.append(loss)

@@ -132,12 +132,11 @@ class Factored:
             u, v = u.masked_fill(dropped, 0), v.masked_fill(dropped, 0)
         # In chunks, because a large scaled copy costs more to allocate than to compute.
         step = max(1, _CHUNK // max(u.shape[1] * min(u.shape[2], v.shape[2]), 1))
-        total: Tensor | None = None
+        total = u.new_zeros(u.shape[2], v.shape[2])
         for us, vs, ws in zip(torch.split(u, step), torch.split(v, step), torch.split(per_row, step), strict=True):
             us, vs = (us * ws, vs) if u.shape[2] <= v.shape[2] else (us, vs * ws)
             left, right = us.flatten(0, 1).T, vs.flatten(0, 1)
-            total = left @ right if total is None else total.addmm_(left, right)
-        assert total is not None
+            total.addmm_(left, right)
         return total.reshape(self.shape)
 
 

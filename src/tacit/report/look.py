@@ -130,7 +130,8 @@ def svg(figure: Figure, name: str = "figure", alt: str = "") -> str:
     for role, colour in ROLES.items():
         text = text.replace(colour, f"var(--{role}, {colour})")
     size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)
-    assert size is not None
+    if size is None:
+        raise ValueError("This version of matplotlib writes pictures without a viewBox.")
     label = f' role="img" aria-label="{html.escape(alt)}"' if alt else ""
     width = round(100 * figure.get_figwidth())  # pixels at which its text has the size of the page's
     head = f'<svg viewBox="0 0 {size[1]} {size[2]}" style="max-width: {width}px" xmlns="http://www.w3.org/2000/svg"'
