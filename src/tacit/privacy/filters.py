@@ -89,8 +89,7 @@ class Terms:
                 pure = math.fsum(n * mu_of_pure(accounting.pure_of(e)) ** 2 for e, n in terms.others.items())
                 return terms.mu**2 + pure
             case Mode.RENYI:
-                assert self.order is not None
-                return accounting.renyi(event, self.neighbours, [self.order])[0]
+                return accounting.renyi(event, self.neighbours, [_known(self.order)])[0]
             case Mode.PURE:
                 return accounting.pure_epsilon(event, self.neighbours)
         accounting.take_apart(event, self.neighbours)
@@ -105,8 +104,7 @@ class Terms:
             mu = math.sqrt(spent)
             epsilon = epsilon_of(mu, delta)
         elif self.mode is Mode.RENYI:
-            assert self.order is not None
-            epsilon = accounting.epsilon_of_renyi(self.order, spent, delta) if spent > 0 else 0.0
+            epsilon = accounting.epsilon_of_renyi(_known(self.order), spent, delta) if spent > 0 else 0.0
         else:
             epsilon = spent
         if delta == self.budget.delta and spent <= self.cap * (1 + 2e-12):
@@ -135,9 +133,14 @@ def _cap(mode: Mode, budget: Budget, order: float | None) -> float:
         case Mode.GAUSSIAN:
             return budget.mu**2
         case Mode.RENYI:
-            assert order is not None
-            return accounting.renyi_of_epsilon(order, budget)
+            return accounting.renyi_of_epsilon(_known(order), budget)
     return budget.epsilon
+
+
+def _known(order: float | None) -> float:
+    if order is None:
+        raise ValueError("The renyi mode, and only it, needs an order.")
+    return order
 
 
 def to_units(cost: float) -> int | None:
