@@ -1,6 +1,6 @@
 """What is promised and what is spent: budgets, accounting, the ledger and the mechanisms that draw noise."""
 
-from tacit.privacy import accounting, correlated, events, leases, mechanisms
+from tacit.privacy import accounting, correlated, events, leases, mechanisms, selection
 from tacit.privacy.accounting import UnsupportedEvent, guarantee, noise_multiplier
 from tacit.privacy.budget import Budget, Guarantee, Neighbours, Unit, delta_of, epsilon_of, mu_of
 from tacit.privacy.chain import LedgerDamaged
@@ -38,4 +38,5 @@ __all__ = [
     "mechanisms",
     "mu_of",
     "noise_multiplier",
+    "selection",
 ]

@@ -24,8 +24,8 @@ import attr
 from dp_accounting import NeighboringRelation, dp_event
 from dp_accounting.rdp import RdpAccountant
 
-from tacit.privacy import loss
-from tacit.privacy.budget import Budget, Guarantee, Neighbours, Unit, check_delta, epsilon_of, mu_of_pure
+from tacit.privacy import events, loss
+from tacit.privacy.budget import Budget, Guarantee, Neighbours, Unit, check_delta, delta_of, epsilon_of, mu_of_pure
 from tacit.privacy.events import DpEvent, NoisyMaxDpEvent, StreamDpEvent, gaussian, gaussian_noise, leaves
 
 Accountant = Literal["pld", "rdp", "gdp"]
@@ -51,6 +51,15 @@ class Terms:
     @property
     def mu(self) -> float:
         return math.sqrt(self.mu_squared) if self.private else math.inf
+
+    def add(self, plain: DpEvent | None, times: int) -> None:
+        """``times`` releases to which the factor was applied; None is one without noise."""
+        if plain is None:
+            self.private = False
+        elif isinstance(plain, dp_event.GaussianDpEvent):
+            self.mu_squared += times / plain.noise_multiplier**2
+        elif not (isinstance(plain, dp_event.LaplaceDpEvent) and math.isinf(plain.noise_multiplier)):
+            self.others[plain] += times
 
 
 def guarantee(
@@ -142,15 +151,7 @@ def take_apart(event: DpEvent, neighbours: Neighbours) -> Terms:
     """The single releases of a tree, with the relation's factor applied and all plain Gaussians merged."""
     terms = Terms()
     for leaf, times in leaves(event):
-        plain = _divided(leaf, neighbours)
-        if plain is None:
-            terms.private = False
-        elif isinstance(plain, dp_event.GaussianDpEvent):
-            terms.mu_squared += times / plain.noise_multiplier**2
-        elif isinstance(plain, dp_event.LaplaceDpEvent) and math.isinf(plain.noise_multiplier):
-            continue
-        else:
-            terms.others[plain] += times
+        terms.add(_divided(leaf, neighbours), times)
     return terms
 
 
@@ -198,6 +199,7 @@ def _divided(leaf: DpEvent, neighbours: Neighbours) -> DpEvent | None:
         case dp_event.RandomizedResponseDpEvent() if neighbours is Neighbours.REPLACE_ONE:
             return leaf if leaf.noise_parameter else None
         case dp_event.RepeatAndSelectDpEvent():
+            events.repeat_and_select(leaf.event, mean=leaf.mean, shape=leaf.shape)  # refused unless it makes sense
             inner = take_apart(leaf.event, neighbours)
             parts = [dp_event.SelfComposedDpEvent(e, n) for e, n in inner.others.items()]
             if inner.mu_squared:
@@ -242,6 +244,11 @@ def pure_of(leaf: DpEvent) -> float:
             return math.log1p((1 - leaf.noise_parameter) * leaf.num_buckets / leaf.noise_parameter)
         case dp_event.PoissonSampledDpEvent() if isinstance(leaf.event, dp_event.LaplaceDpEvent):
             return math.log1p(leaf.sampling_probability * math.expm1(pure_of(leaf.event)))
+        case dp_event.RepeatAndSelectDpEvent():
+            raise UnsupportedEvent(
+                "The best of a random number of runs is bounded by Renyi divergences only: give the subject the renyi "
+                "or the plan mode."
+            )
     raise UnsupportedEvent(f"{type(leaf).__name__} is neither a plain Gaussian nor pure epsilon.")
 
 
@@ -309,6 +316,10 @@ def _renyi(terms: Terms, neighbours: Neighbours, orders: Sequence[float]) -> lis
         return [math.inf] * len(orders)
     total = [terms.mu_squared * order / 2 for order in orders]
     for leaf, times in terms.others.items():
+        if isinstance(leaf, dp_event.RepeatAndSelectDpEvent):
+            best = _renyi_of_best(leaf, neighbours, orders)
+            total = [a + times * b for a, b in zip(total, best, strict=True)]
+            continue
         event, relation = leaf, NeighboringRelation.ADD_OR_REMOVE_ONE
         if isinstance(leaf, dp_event.PoissonSampledDpEvent) and neighbours is Neighbours.REPLACE_ONE:
             raise UnsupportedEvent(
@@ -324,6 +335,62 @@ def _renyi(terms: Terms, neighbours: Neighbours, orders: Sequence[float]) -> lis
         ledger.compose(event, times)
         total = [a + float(b) for a, b in zip(total, ledger._rdp, strict=True)]
     return total
+
+
+def halting(mean: float, shape: float) -> float:
+    """log(1/gamma) of the truncated negative binomial distribution of this shape whose mean is at most ``mean``.
+
+    With t = log(1/gamma) the mean is shape (e^t - 1)/(1 - e^(-shape t)), at shape 0 its limit (e^t - 1)/t, and grows
+    with t (Papernot & Steinke 2022, definition 1).
+    """
+    low, high = 0.0, 2 * math.log(mean) + 2
+    while low < (middle := (low + high) / 2) < high:
+        per_shape = -math.expm1(-shape * middle) / shape if shape else middle
+        if math.expm1(middle) <= mean * per_shape:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _renyi_of_best(leaf: DpEvent, neighbours: Neighbours, orders: Sequence[float]) -> list[float]:
+    """The divergences of a random number of runs of which the best leaves (Papernot & Steinke 2022).
+
+    Theorem 2 (truncated negative binomial) may be used with any second order, theorem 6 (Poisson) needs one run's delta
+    at one epsilon; both look at all of ``ORDERS``, whichever are asked for. A divergence never falls with its order.
+    """
+    one = Terms()
+    for part, times in leaves(leaf.event):  # the factor was applied when the search was taken apart
+        one.add(part, times)
+    if neighbours is Neighbours.REPLACE_ONE and any(isinstance(e, dp_event.PoissonSampledDpEvent) for e in one.others):
+        raise UnsupportedEvent(
+            "A search is bounded by Renyi divergences, and Poisson sampling under replace-one has none: account under "
+            "add-remove or zero-out, or train without sampling."
+        )
+    one.others = loss.rounded(one.others, 48)
+    grid = sorted({*map(float, ORDERS), *map(float, orders)})
+    runs = _renyi(one, neighbours, grid)
+    more = [math.log(leaf.mean) / (order - 1) for order in grid]
+    if math.isinf(leaf.shape):
+        near = [math.log1p(1 / (order - 1)) for order in grid]
+        deltas = [_delta(one, grid, runs, epsilon) for epsilon in near]
+        more = [a + leaf.mean * delta for a, delta in zip(more, deltas, strict=True)]
+    else:
+        stop = halting(leaf.mean, leaf.shape)
+        second = min((1 - 1 / order) * run + stop / order for order, run in zip(grid, runs, strict=True))
+        more = [a + (1 + leaf.shape) * second for a in more]
+    best, found = math.inf, {}
+    for order, run, extra in reversed(list(zip(grid, runs, more, strict=True))):
+        found[order] = best = min(best, run + extra)
+    return [found[float(order)] for order in orders]
+
+
+def _delta(terms: Terms, orders: Sequence[float], divergences: Sequence[float], epsilon: float) -> float:
+    """Delta at ``epsilon``: exact for Gaussians, else by the inverse of ``epsilon_of_renyi``."""
+    if not terms.others:
+        return delta_of(epsilon, terms.mu)
+    pairs = zip(orders, divergences, strict=True)
+    return math.exp(min(0.0, *((o - 1) * (r - epsilon + math.log1p(-1 / o)) - math.log(o) for o, r in pairs)))
 
 
 def _rdp_epsilon(terms: Terms, neighbours: Neighbours, delta: float) -> float:

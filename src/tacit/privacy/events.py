@@ -91,6 +91,24 @@ def poisson(sample_rate: float, event: DpEvent, steps: int = 1) -> DpEvent:
     return repeat(event if sample_rate == 1 else dp_event.PoissonSampledDpEvent(sample_rate, event), steps)
 
 
+def repeat_and_select(event: DpEvent, *, mean: float, shape: float) -> DpEvent:
+    """``event`` a random number of times, of which only the best outcome leaves (see ``privacy.selection``).
+
+    The number is drawn from the truncated negative binomial distribution of ``shape`` (1: geometric, 0: logarithmic)
+    on 1, 2, ... or, with ``shape=inf``, from the Poisson distribution, where it may be 0; ``mean`` is its mean.
+    """
+    if not 1 <= mean < math.inf:
+        raise ValueError(f"A search has at least one trial in the mean, and finitely many; got {mean:g}.")
+    if not shape >= 0:
+        raise ValueError(f"The shape is 0 (logarithmic), above it (1: geometric) or inf (Poisson); got {shape:g}.")
+    parts = [leaf for leaf, _ in leaves(event)]
+    if not parts:
+        raise ValueError("A trial that releases nothing cannot be selected: give the event of one trial and its score.")
+    if any(isinstance(leaf, StreamDpEvent | dp_event.RepeatAndSelectDpEvent) for leaf in parts):
+        raise ValueError("A trial is made of single releases: there is no stream and no other search inside it.")
+    return dp_event.RepeatAndSelectDpEvent(event, float(mean), float(shape))
+
+
 def joint(noise_multipliers: Iterable[float]) -> DpEvent:
     """Several sums of the same rows, each with its own noise: one Gaussian with 1/z^2 = sum 1/z_i^2."""
     return dp_event.GaussianDpEvent(joint_noise(noise_multipliers))
@@ -163,6 +181,23 @@ def leaves(event: DpEvent, times: int = 1) -> Iterator[tuple[DpEvent, int]]:
             for value in (event.steps, event.contributions, event.separation, event.blocks):
                 check_count(value, "A stream's steps, contributions, separation and blocks")
         yield event, times
+
+
+def same(one: DpEvent, other: DpEvent, *, within: float = 1e-12) -> bool:
+    """Whether two trees release the same in the same order, their noises equal up to rounding."""
+    mine, its = list(leaves(one)), list(leaves(other))
+    return len(mine) == len(its) and all(
+        times == again and _alike(to_json(a), to_json(b), within)
+        for (a, times), (b, again) in zip(mine, its, strict=True)
+    )
+
+
+def _alike(one: Any, other: Any, within: float) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(one[key], other[key], within) for key in one)
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=within)
+    return bool(one == other)
 
 
 def gaussian_noise(event: DpEvent) -> float | None:

@@ -24,7 +24,7 @@ from tacit.privacy.events import StreamDpEvent
 from tacit.privacy.ledger import Ledger
 from tacit.privacy.mechanisms import GaussianStream
 from tacit.privacy.noise import NoiseKey
-from tacit.privacy.receipts import Receipt, ReceiptError
+from tacit.privacy.receipts import Receipt, ReceiptError, check_charged
 from tacit.privacy.state import canonical
 
 
@@ -170,6 +170,7 @@ def note(connection: Connection, kind: str, receipt: Receipt, body: dict[str, An
 
 def held_by(connection: Connection, receipt: Receipt) -> str:
     """The name of this receipt's holder, who must be the last one that the chain knows."""
+    check_charged(receipt)
     holder = str(receipt._use.setdefault("holder", secrets.token_hex(8)))
     last = last_word(connection, receipt.id)
     if last is not None and last["holder"] != holder:

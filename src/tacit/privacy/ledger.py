@@ -33,7 +33,7 @@ from tacit.privacy.budget import Budget, Guarantee, Neighbours, Unit
 from tacit.privacy.events import DpEvent, StreamDpEvent, from_json, leaves, to_json
 from tacit.privacy.filters import Mode, Terms, count, fits, to_units
 from tacit.privacy.noise import NoiseKey
-from tacit.privacy.receipts import Receipt, ReceiptError
+from tacit.privacy.receipts import Receipt, ReceiptError, check_charged
 from tacit.privacy.state import Subject, canonical
 from tacit.privacy.storage import LedgerError
 from tacit.privacy.totals import Remaining
@@ -212,6 +212,7 @@ class Ledger:
             )
         with self._transaction() as connection:
             known = self._get(connection, receipt.subject)
+            check_charged(receipt)
             self._charged(connection, receipt.id)
             last = chain.last_lease(connection, receipt.id)
             if last is not None and last[1].get("holder") != receipt._use.get("holder"):

@@ -89,7 +89,9 @@ class Receipt:
 
     @property
     def live(self) -> bool:
-        return self._key is not None and self._use["process"] is _process and not self._use["closed"]
+        whole = self._use.get("search")  # of which this one pays for a trial
+        here = self._key is not None and self._use["process"] is _process and not self._use["closed"]
+        return here and (whole is None or whole.live)
 
     @property
     def private(self) -> bool:
@@ -169,7 +171,7 @@ def take(receipt: Receipt, kind: type[DpEvent], bound: float) -> tuple[DpEvent, 
             f"The receipt covers contributions up to {receipt.bound:g}; this sum is bounded by {bound:g}."
         )
     with receipt._use["lock"]:  # two threads must never be handed the same noise
-        if receipt._use["closed"]:
+        if not receipt.live:
             raise _dead(receipt)
         slot = next((slot for slot in receipt._use["slots"] if slot.kind is kind and slot.left > 0), None)
         if slot is None:
@@ -193,6 +195,16 @@ def upcoming(receipt: Receipt) -> tuple[float, int, NoiseKey]:
     if not receipt.live or receipt._key is None or slot is None:
         raise _dead(receipt)
     return slot.rate, receipt.used, receipt._key
+
+
+def check_charged(receipt: Receipt) -> None:
+    """Refuse a receipt that no ledger knows: one that pays for a trial inside a search."""
+    whole = receipt._use.get("search")
+    if whole is not None:
+        raise ReceiptError(
+            "This receipt pays for one trial of a search and was not charged by itself: what can be settled or leased "
+            f"is the search's receipt {whole.id[:8]}."
+        )
 
 
 def _rate(leaf: DpEvent) -> float:
