@@ -126,14 +126,25 @@ class Table:
         return torch.cat(mine), torch.repeat_interleave(torch.arange(len(mine)), sizes)
 
     def read(self, index: Tensor) -> Any:
-        """The inputs of some rows, by their number."""
+        """The inputs of some rows, by their number: to look at only, for rows in a row are not copied."""
+        places = _side_by_side(index)
         if isinstance(self.inputs, Tensor):
-            return self.inputs[index]
+            return self.inputs[places]
         if isinstance(self.inputs, Mapping):
-            return {key: value[index] for key, value in self.inputs.items()}
+            return {key: value[places] for key, value in self.inputs.items()}
         if len(index) == 0:
             return self.read(torch.zeros(1, dtype=torch.long))[:0]
         return default_collate([self.inputs[int(i)][0] for i in index])
+
+
+def _side_by_side(index: Tensor) -> Tensor | slice:
+    """Rows that lie in a row as a slice, which costs nothing to take."""
+    if len(index) == 0:
+        return index
+    first, last = int(index[0]), int(index[-1])
+    if last - first + 1 != len(index) or not torch.equal(index, torch.arange(first, last + 1)):
+        return index
+    return slice(first, last + 1)
 
 
 def _place_in_unit(owner: Tensor, units: int) -> Tensor:

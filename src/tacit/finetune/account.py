@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from tacit.finetune.optimisers import Optimiser
@@ -39,13 +39,46 @@ class Account:
     event: DpEvent
     seed: int | None
 
+    @property
+    def durable(self) -> bool:
+        """Whether what is charged outlives the process."""
+        return self.ledger.durable
+
     def charge(self, stage: str, note: str) -> Receipt:
         """Reserve the whole run."""
         return self.ledger.charge(self.subject, self.event, stage=stage, note=note, seed=self.seed)
 
+    def settle(self, receipt: Receipt, used: int) -> None:
+        """Return what was not used."""
+        self.ledger.settle(receipt, used)
+
     @property
     def guarantee(self) -> Guarantee:
         return self.ledger.spent(self.subject)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paid(Account):
+    """A run that somebody else has charged: its receipt stays theirs to settle."""
+
+    ledger: Ledger = field(default=None, repr=False)  # type: ignore[assignment]  # nothing here asks it
+    receipt: Receipt
+
+    @property
+    def durable(self) -> bool:
+        return True  # for whoever charged to say
+
+    def charge(self, stage: str, note: str) -> Receipt:
+        del stage, note
+        return self.receipt
+
+    def settle(self, receipt: Receipt, used: int) -> None:
+        """Nothing: what is left on the receipt is for whoever charged it."""
+
+    @property
+    def guarantee(self) -> Guarantee:
+        receipt, delta = self.receipt, self.promise.budget.delta
+        return accounting.guarantee(receipt.event, delta=delta, neighbours=receipt.neighbours, unit=receipt.unit)
 
 
 def plan(
@@ -95,6 +128,30 @@ def open_account(
         scale = _declare(ledger, name, optimiser, promise, others)
     event = optimiser.event(scale, promise.size)
     return Account(ledger=ledger, subject=name, promise=promise, scale=scale, event=event, seed=seed)
+
+
+def paid_account(optimiser: Optimiser, promise: Promise, receipt: Receipt) -> Account:
+    """The account of a run on a receipt, which must have paid for exactly this run."""
+    scale = optimiser.scale_of(receipt.event, promise.size)
+    if scale is None:
+        raise ValueError(
+            f"This receipt did not pay for {optimiser.steps} steps of {optimiser.name} over {promise.size:,} units: "
+            "charge the optimiser's own event."
+        )
+    return Paid(
+        subject=receipt.subject,
+        promise=promise,
+        scale=scale,
+        event=receipt.event,
+        seed=0 if receipt.seeded else None,
+        receipt=receipt,
+    )
+
+
+def cost(receipt: Receipt, delta: float) -> Budget:
+    """What a receipt has paid, as a budget."""
+    found = accounting.guarantee(receipt.event, delta=delta, neighbours=receipt.neighbours)
+    return Budget(found.epsilon, delta)
 
 
 class Meter:

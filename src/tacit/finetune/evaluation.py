@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tacit.data.records import Records
 from tacit.finetune.predictions import predictions
@@ -109,9 +109,17 @@ class Judge:
         if self.receipt.used == self.receipt.releases:
             return {}
         leases.extend(self._ledger, self.receipt, 1)
-        said = predictions(model, self._records, self._task, forgiving=True)
-        right = self._task.right(said.beliefs, said.labels)
-        lines = torch.bincount(said.owner, minlength=len(self._records)).clamp_min(1)
-        mean = torch.zeros(len(self._records), dtype=torch.float64).index_add_(0, said.owner, right) / lines
+        mean = right_by_unit(model, self._records, self._task)
         noisy = mechanisms.gaussian_query(grid_sum(mean, low=0.0, high=1.0, grid=2.0**-10), self.receipt)
         return {"accuracy": 100 * float(noisy[0]) / float(self.evaluation.size or 1)}
+
+
+def right_by_unit(model: nn.Module, records: Records, task: Task) -> Tensor:
+    """How right the model is about each unit: the mean over its rows of a number in [0, 1]. Private.
+
+    A unit whose rows cannot be read counts as wrong.
+    """
+    said = predictions(model, records, task, forgiving=True)
+    right = task.right(said.beliefs, said.labels)
+    lines = torch.bincount(said.owner, minlength=len(records)).clamp_min(1)
+    return torch.zeros(len(records), dtype=torch.float64).index_add_(0, said.owner, right) / lines

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tacit.data.records import Records
 from tacit.data.tabled import Table
-from tacit.finetune.account import Account, Promise, open_account
+from tacit.finetune.account import Account, Promise, cost, open_account, paid_account
 from tacit.finetune.evaluation import Evaluation, Judge
 from tacit.finetune.features import Layers
 from tacit.finetune.loop import Curator, Run, Score
@@ -25,7 +25,7 @@ from tacit.finetune.standardise import Standardise
 from tacit.finetune.tasks import Classes, Task, outputs_of
 from tacit.finetune.updates import Updater
 from tacit.models import head_of
-from tacit.privacy import Budget, Guarantee, Ledger, Neighbours, Unit
+from tacit.privacy import Budget, Guarantee, Ledger, Neighbours, Receipt, Unit
 from tacit.privacy.events import check_count
 from tacit.progress import shown
 from tacit.recipes import Progress
@@ -56,8 +56,9 @@ def fit(
     data: Any,
     *,
     optimiser: Optimiser,
-    epsilon: float,
     delta: float,
+    epsilon: float | None = None,
+    receipt: Receipt | None = None,
     scheme: str = "selective",
     units: Unit | str = Unit.SAMPLE,
     size: int | None = None,
@@ -88,6 +89,8 @@ def fit(
       such as `data.VideoClips`. `units` names what a unit is: "sample", "video", "patient", "user".
     - `size`: the public number of units (rounded is fine). Rates and divisors come from it. Under add-remove the true
       number is private, so it has to be said; elsewhere it is the number of units.
+    - `receipt`: the run is paid for already, with exactly `optimiser.event` (a trial of `tune`): then no `epsilon`,
+      `ledger` or `checkpoint`; relation and unit are the receipt's, and the guarantee is that of this run alone.
     - `scheme`: which parameters (see `models.select`). `head="new"`: a fresh head for `classes` classes (or the outputs
       of `task`), zero at the start; `init="scratch"`: nothing pretrained.
     - `rows_each`: show at most so many rows of a unit at a time; `augment=K`: K views of each row, all of one unit.
@@ -104,6 +107,16 @@ def fit(
     rows, the weights and the key alone.
     """
     unit, relation = Unit(units), Neighbours(neighbours)
+    if receipt is not None:
+        if not (epsilon is None and ledger is None and subject is None and checkpoint is None and standardise is None):
+            raise ValueError(
+                "A run on a receipt is paid for: leave epsilon, ledger, subject, checkpoint and standardise out."
+            )
+        if evaluate is not None and not evaluate.public:
+            raise ValueError("A run on a receipt has no ledger to charge an evaluation to: its data must be public.")
+        unit, relation = receipt.unit, receipt.neighbours
+    elif epsilon is None:
+        raise ValueError("Say epsilon=, what this run may spend, or receipt=, what paid for it.")
     for value, what in ((every, "every"), (microbatch, "microbatch"), (size, "size")):
         if value is not None:
             check_count(value, what)
@@ -123,13 +136,10 @@ def fit(
     held_out = None if evaluate is None else as_records(evaluate.data, None if evaluate.public else unit)
     if held_out is not None:
         task.check(held_out.labels())
-    promise = Promise(
-        budget=Budget(epsilon, delta),
-        unit=unit,
-        neighbours=relation,
-        size=len(records) if size is None else size,
-        stops=evaluate is not None and evaluate.patience is not None,
-    )
+    people = len(records) if size is None else size
+    stops = evaluate is not None and evaluate.patience is not None
+    budget = cost(receipt, delta) if receipt is not None else Budget(epsilon or 0.0, delta)
+    promise = Promise(budget=budget, unit=unit, neighbours=relation, size=people, stops=stops)
     model = prepared(model, task.outputs, scheme=scheme, head=head, bias=bias, init=init, seed=seed or 0)
     kind = next(model.parameters()).device.type
     settings = repr((optimiser, promise, scheme, task, features, seed, microbatch, evaluate, kind))
@@ -145,7 +155,10 @@ def fit(
         if ready.held_out is not None:
             _try(ready.body, ready.held_out)
         others = [] if standardise is None else [standardise.event]
-        account = open_account(optimiser, promise, ledger, subject, others=others, seed=seed)
+        if receipt is not None:
+            account = paid_account(optimiser, promise, receipt)
+        else:
+            account = open_account(optimiser, promise, ledger, subject, others=others, seed=seed)
         optimiser.check_split(asker, account.scale)
         if standardise is not None:
             table = cast(Table, ready.records)
@@ -225,7 +238,7 @@ def _assumptions(account: Account, promise: Promise) -> list[str]:
     said = [f"one {promise.unit} per person: somebody with several has a guarantee for a group of that size"]
     if promise.neighbours is Neighbours.ADD_REMOVE:
         said.append(f"the declared size {promise.size:,} is public and was not computed from the exact number")
-    if not account.ledger.durable:
+    if not account.durable:
         said.append("the ledger is in memory (not durable): it stops no second run on the same people")
     if account.seed is not None:
         said.append("seeded: not private")

@@ -171,7 +171,7 @@ class Run:
         """Return what was not used, and destroy the key."""
         self._settle_evaluations()
         if self.receipt.live:
-            self.account.ledger.settle(self.receipt, max(done, self._made, self.receipt.used))
+            self.account.settle(self.receipt, max(done, self._made, self.receipt.used))
         if self.store is not None:
             self.store.end()
 

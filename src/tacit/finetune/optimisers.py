@@ -19,7 +19,8 @@ from tacit.finetune.zeroth_order import Slopes
 from tacit.gradients.clipping import Policy
 from tacit.privacy import Neighbours
 from tacit.privacy.correlated import banded, buffered, running_sum_rms
-from tacit.privacy.events import DpEvent, check_count
+from tacit.privacy.events import DpEvent, check_count, leaves, same
+from tacit.privacy.receipts import released
 
 _BANDS = 16  # as many buffers, less one, each as large as the trained parameters
 
@@ -47,6 +48,15 @@ class Optimiser:
     def event(self, scale: float, size: int) -> DpEvent:
         """Everything that a run releases, if its noise multiplier is `scale` and `size` the public number of units."""
         return self.noise.event(scale, sampler=self.sampler, size=size, steps=self.steps)
+
+    def scale_of(self, event: DpEvent, size: int) -> float | None:
+        """The noise multiplier at which a run releases exactly `event`; None if there is none."""
+        first = next((released(leaf) for leaf, _ in leaves(event)), None)
+        noise = getattr(first, "noise_multiplier", None)
+        if noise is None:
+            return None
+        scale = float(noise) / self.noise.multiplier(1.0, 0, self.steps)
+        return scale if same(self.event(scale, size), event) else None
 
     def check(self, neighbours: Neighbours, *, resumable: bool) -> None:
         """Refuse what this optimiser cannot promise."""

@@ -58,7 +58,7 @@ def bench(
     possible = scheme == "linear" and tabled and not getattr(records, "augmented", False)
     if wanted and not possible:
         raise ValueError("Cached features are for scheme='linear' on tensors or data sets that are not augmented.")
-    if not possible or (layers != "all" and not is_linear(model, _first(model, records))):
+    if not possible or (layers != "all" and not is_linear(model, blank_row(model, records))):
         if wanted:
             raise ValueError("This model is more than a head on features of one vector per row: leave features= out.")
         yield Bench(model=model, body=model, records=records, held_out=held_out)
@@ -91,7 +91,7 @@ def _changed(records: Any, statistics: Statistics) -> Table:
     return changed
 
 
-def _first(model: nn.Module, records: Records) -> Any:
+def blank_row(model: nn.Module, records: Records) -> Any:
     """A blank row: the values of a real one decide nothing."""
     row = records.rows(torch.zeros(1, dtype=torch.long), None).inputs
     return to(blank(row), next(model.parameters()).device)
