@@ -1,0 +1,171 @@
+"""Linear scaling: cheap trials find how the best total step size grows with epsilon; the final run reads it off.
+
+After Panda et al., 2024 (paper 3, algorithms 1 to 3), with the choice of the winners paid for.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+from tacit.privacy import Budget, Ledger, Neighbours, Unit
+from tacit.progress import shown
+from tacit.recipes import Progress
+from tacit.tune.line import Axis, Line, fit_line
+from tacit.tune.plan import SHAVE, Plan
+from tacit.tune.plan import plan as make_plan
+from tacit.tune.runners import Curator, Here, Runner
+from tacit.tune.sampled import fixed_steps, is_sampled, plan_sampled
+from tacit.tune.search import Payer, Tuned, best, chance_of, needed, open_subject, part
+from tacit.tune.space import Hyperparameters, Space, Way
+from tacit.tune.trials import Score, Trainable, Trial
+
+Draw = Literal["stratified", "uniform", "independent"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaled(Tuned):
+    """A search by linear scaling: the plan it kept to and the line it found."""
+
+    plan: Plan
+    line: Line
+
+
+def linear_scaling(
+    trainable: Trainable,
+    space: Space,
+    budget: Budget,
+    *,
+    ledger: Ledger,
+    subject: str,
+    score: Score | None = None,
+    size: int | None = None,
+    plan: Plan | None = None,
+    trials: int = 3,
+    degree: int = 1,
+    axis: Axis = "epsilon",
+    way: Way = "balanced",
+    draw: Draw = "stratified",
+    unit: Unit | str = Unit.SAMPLE,
+    neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
+    runner: Runner | None = None,
+    curator: Curator | None = None,
+    draw_seed: int | None = None,
+    seed: int | None = None,
+    progress: Progress | bool = False,
+) -> Scaled:
+    """Search and train within `budget`, everything included.
+
+    - `trainable(hyperparameters, mu, receipt)` trains a model on a receipt; `Finetuning` makes one of `finetune.fit`.
+    - `score(model)`: one number in [0, 1] per unit, of the private units themselves; `size`: their public number. A
+      `Finetuning` has both.
+    - `plan`: how the budget is split (`tune.plan`); by default `trials` runs at 0.1 and at 0.2 of epsilon.
+    - `draw`: where the r of a sweep's trials lie in the box: "stratified" (one in each of as many equal parts, on a
+      logarithmic scale), "uniform" (log-uniform), or "independent" (lr and steps each log-uniform).
+    - `degree`: of the polynomial, for at least degree + 1 sweeps; `axis`: r against epsilon (the paper's text and code)
+      or mu (its algorithm 2); `way`: how r becomes learning rate and steps (`Space.decompose`).
+    - `runner`: `Processes(2)` runs the trials of a sweep side by side, all of them charging `ledger`.
+    - `draw_seed` fixes which hyperparameters are tried: that is public. `seed` fixes the noise: "seeded: not private".
+
+    Formal guarantee: that of the plan, held to by the ledger's filter on sums of mu^2, which allows for later charges
+    that depend on earlier releases. What is released: every trial's model, its noisy score, and the final model; the
+    line and all decisions are made of these. Trainables that draw their batches by chance (`sampled`) have no single
+    mu: there the steps of every run are fixed before the first, r decides the learning rate alone, and all runs and
+    scores are composed by PLD in the ledger's plan mode.
+    """
+    made = plan or make_plan(budget, trials, size=part(trainable, size, "size"), neighbours=neighbours, unit=unit)
+    if made.budget != budget:
+        raise ValueError(f"The plan is for {made.budget}, and the search is given {budget}.")
+    if len(made.sweeps) < degree + 1:
+        raise ValueError(f"Degree {degree} needs at least {degree + 1} sweeps; the plan has {len(made.sweeps)}.")
+    if part(trainable, size, "size") is None:
+        raise ValueError("Say size=, the public number of units that scores are divided by.")
+    needed(part(trainable, score, "score"), "score")
+    chance = chance_of(draw_seed)
+    sweeps = [_points(space, made.trials, draw, way, chance) for _ in made.sweeps]
+    last = None
+    if is_sampled(trainable, space):
+        space = fixed_steps(space)
+        made, last = plan_sampled(trainable, made, sweeps, space, ledger, subject)
+    else:
+        open_subject(ledger, subject, budget, unit=unit, neighbours=neighbours)
+    with shown(progress) as told:
+        payer = Payer(
+            trainable=trainable,
+            ledger=ledger,
+            subject=subject,
+            neighbours=made.neighbours,
+            delta=budget.delta,
+            score=part(trainable, score, "score"),
+            size=part(trainable, size, "size"),
+            runner=runner or Here(),
+            curator=curator,
+            seed=seed,
+            progress=told,
+        )
+        done: list[Trial] = []
+        for number, (mu, points) in enumerate(zip(made.sweeps, sweeps, strict=True), 1):
+            done += payer.trials(points, mu, made.mu_score, name=f"sweep {number}", before=len(done), of=made.runs)
+        line = fit_line(winners(done, made), space=space, delta=budget.delta, degree=degree, axis=axis, way=way)
+        target = made.epsilon(made.mu_final)
+        point = line.at(target)
+        payer.tell("final run", len(done), made.runs)
+        model = payer.train(point, made.mu_final, last)
+        payer.tell("final run", made.runs, made.runs)
+    return Scaled(
+        model=model,
+        hyperparameters=point,
+        trials=tuple(done),
+        guarantee=ledger.spent(subject),
+        decisions=tuple(line.said(target)),
+        flattering=payer.alone(made.mu_final, unit),
+        plan=made,
+        line=line,
+    )
+
+
+def train(
+    trainable: Trainable,
+    hyperparameters: Hyperparameters,
+    budget: Budget,
+    *,
+    ledger: Ledger,
+    subject: str,
+    unit: Unit | str = Unit.SAMPLE,
+    neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
+    seed: int | None = None,
+) -> Tuned:
+    """One run with known hyperparameters, such as `line.at(epsilon)` of an earlier search: only this run is charged.
+
+    Formal guarantee: one run of the budget's mu, charged to the subject; hyperparameters from a saved line are made of
+    what its search released and paid for.
+    """
+    open_subject(ledger, subject, budget, unit=unit, neighbours=neighbours)
+    relation = Neighbours(neighbours)
+    payer = Payer(
+        trainable=trainable, ledger=ledger, subject=subject, neighbours=relation, delta=budget.delta, seed=seed
+    )
+    mu = budget.mu * SHAVE
+    return Tuned(
+        model=payer.train(hyperparameters, mu, note="run"),
+        hyperparameters=hyperparameters,
+        trials=(),
+        guarantee=ledger.spent(subject),
+        flattering=payer.alone(mu, unit),
+    )
+
+
+def winners(trials: list[Trial], plan: Plan) -> list[tuple[float, float]]:
+    """(epsilon, r) of each sweep's best trial; a sweep in which all failed has none."""
+    found = [best([trial for trial in trials if trial.mu == mu]) for mu in plan.sweeps]
+    return [(plan.epsilon(trial.mu), trial.hyperparameters.r) for trial in found if trial is not None]
+
+
+def _points(space: Space, count: int, draw: Draw, way: Way, chance: random.Random) -> list[Hyperparameters]:
+    if draw == "independent":
+        return [space.draw(chance) for _ in range(count)]
+    shares = [chance.random() for _ in range(count)]
+    if draw == "stratified":
+        shares = [(place + share) / count for place, share in enumerate(shares)]
+    return [space.decompose(space.at(share), way, chance) for share in shares]

@@ -1,0 +1,65 @@
+"""Trainables for the tests, in a module of their own so that other processes can load them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.privacy import Receipt, epsilon_of, grid_sum, mechanisms
+from tacit.tune import Hyperparameters
+
+
+@dataclass
+class Hill:
+    """A made-up objective: the best r grows with epsilon along a line, and what is lost grows with the distance.
+
+    It makes its releases for real, so that receipts are used as they are meant to be.
+    """
+
+    slope: float = 40.0
+    offset: float = 2.0
+    delta: float = 1e-5
+    size: int = 2000
+    seen: list[tuple[Hyperparameters, float]] = field(default_factory=list)
+
+    def __call__(self, hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> float:
+        for _ in range(hyperparameters.steps):
+            mechanisms.gaussian_query(grid_sum(torch.ones(3), low=0.0, high=1.0), receipt)
+        self.seen.append((hyperparameters, mu))
+        best = self.slope * epsilon_of(mu, self.delta) + self.offset
+        off = abs(torch.tensor(hyperparameters.r / best).log().item())
+        return max(0.0, 0.95 - 0.2 * off)
+
+    def score(self, model: float) -> Tensor:
+        """As many units are right as the model says."""
+        return (torch.arange(self.size) < model * self.size).double()
+
+
+def half(model: Any) -> Tensor:
+    """A score that every model has."""
+    del model
+    return torch.full((100,), 0.5)
+
+
+def works(hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> float:
+    """Uses nothing of what was paid."""
+    del hyperparameters, mu, receipt
+    return 0.5
+
+
+def breaks(hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> float:
+    """Fails, with private words."""
+    del hyperparameters, mu, receipt
+    raise ArithmeticError("patient 17 has a fever")
+
+
+def dies(hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> float:
+    """Killed in the middle if its learning rate is large; works otherwise."""
+    if hyperparameters.lr > 0.1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return works(hyperparameters, mu, receipt)
