@@ -57,11 +57,7 @@ def train(name: str, images: Tensor, labels: Tensor, *, epochs: int, seed: int) 
         epochs=epochs, batch=64, lr=LR[name], augment=Augment(rotate=0.0, scale=0.0, shift=0.1, erase=0.0), seed=seed
     )
 
-    def report(step: int, steps: int, loss: float) -> None:
-        if step % 200 == 0:
-            print(f"{name}: step {step} of {steps}, loss {loss:.3f}", flush=True)
-
-    fit(net, images, labels, recipe, public=True, progress=report)
+    fit(net, (images, labels), public=True, progress=True, **recipe.options())
     return net, arguments
 
 

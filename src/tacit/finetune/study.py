@@ -24,8 +24,8 @@ from tacit.finetune.study_arms import Arm, Choice, Grid
 from tacit.finetune.study_data import Data, make_videos, public_videos
 from tacit.models import VideoNet, embedded, text
 from tacit.models.saved import load_net, save_net
-from tacit.pretrain.fit import Recipe
 from tacit.pretrain.fit import fit as pretrain
+from tacit.pretrain.plan import Recipe
 from tacit.privacy import Ledger
 from tacit.recipes import Progress
 
@@ -280,11 +280,7 @@ def _pretrain(study: Study, net: Net, how: Pretraining, path: Path, progress: Pr
     }
     torch.manual_seed(how.train.seed)
     model = VideoNet(**arguments)
-
-    def report(step: int, steps: int, loss: float) -> None:
-        progress(f"pretraining: loss {loss:.3f}", step, steps)
-
-    pretrain(model, rows.inputs, rows.labels, how.train, public=True, progress=report)
+    pretrain(model, (rows.inputs, rows.labels), public=True, progress=progress, **how.train.options())
     save_net(model, path, **arguments)
 
 

@@ -1,6 +1,22 @@
 """Public training: no ledger, and therefore only data declared public."""
 
 from tacit.pretrain.augment import Augment
-from tacit.pretrain.fit import Recipe, fit
+from tacit.pretrain.fit import fit
+from tacit.pretrain.plan import Perturbation, Recipe, Training
+from tacit.pretrain.robust import Robust
+from tacit.pretrain.robustness import Noisy, Rho, Robustness, rho, robust_accuracy, robustness
 
-__all__ = ["Augment", "Recipe", "fit"]
+__all__ = [
+    "Augment",
+    "Noisy",
+    "Perturbation",
+    "Recipe",
+    "Rho",
+    "Robust",
+    "Robustness",
+    "Training",
+    "fit",
+    "rho",
+    "robust_accuracy",
+    "robustness",
+]

@@ -12,7 +12,9 @@ from torch import Tensor
 from tacit.data import fashion_mnist
 from tacit.data.arrays import read_images
 from tacit.models import ConvNet
-from tacit.pretrain.fit import Recipe, fit
+from tacit.pretrain.fit import fit
+from tacit.pretrain.plan import Perturbation, Recipe
+from tacit.pretrain.robustness import accuracy
 from tacit.recipes import Progress
 
 
@@ -33,6 +35,7 @@ class SourceModel:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     train: Recipe = field(default_factory=Recipe)
+    perturb: Perturbation = field(default_factory=Perturbation)  # standard training by default
     threads: int = field(default=2, compare=False)
 
     def __post_init__(self) -> None:
@@ -64,10 +67,14 @@ def run(config: SourceModel, *, out: Path, progress: Progress) -> Trained:
         std=config.std or images.std((0, 2, 3)).tolist(),
     )
 
-    def report(step: int, steps: int, loss: float) -> None:
-        progress(f"{config.title}: loss {loss:.3f}", step, steps)
-
-    fit(model, images, labels, config.train, public=config.public, progress=report)
+    fit(
+        model,
+        (images, labels),
+        public=config.public,
+        progress=progress,
+        **vars(config.perturb),
+        **config.train.options(),
+    )
     out.mkdir(parents=True, exist_ok=True)
     weights = out / "source.safetensors"
     save_file(model.state_dict(), weights)
@@ -75,17 +82,8 @@ def run(config: SourceModel, *, out: Path, progress: Progress) -> Trained:
         config=config,
         weights=weights,
         parameters=sum(p.numel() for p in model.parameters()),
-        accuracy=_accuracy(model, *_images(config.test)),
+        accuracy=100 * accuracy(model, _images(config.test)),
     )
-
-
-def _accuracy(model: ConvNet, images: Tensor, labels: Tensor) -> float:
-    with torch.no_grad():
-        right = [
-            (model(x).argmax(1) == y).sum()
-            for x, y in zip(torch.split(images, 500), torch.split(labels, 500), strict=True)
-        ]
-    return 100 * float(torch.stack(right).sum()) / len(labels)
 
 
 def _images(name: str) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,148 @@
+"""The arms of a study of pretraining: how a net is pretrained, and how it is then fine-tuned privately."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from tacit.finetune.optimisers import DPSGD, GEP, AdpAlloc, AdpClip, Optimiser
+from tacit.finetune.updates import Options
+from tacit.pretrain.plan import Perturbation, Training
+
+Start = Literal["scratch", "standard", "sam", "amp", "dpadapter"]
+Kind = Literal["dpsgd", "gep", "adpalloc", "adpclip"]
+OPTIMISERS: dict[str, str] = {"dpsgd": "DPSGD", "gep": "GEP", "adpalloc": "AdpAlloc", "adpclip": "AdpClip"}
+SWEPT = ("radius", "perturb_batch", "batch", "reuse", "perturb_lr", "lr")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upstream:
+    """One way to pretrain: how weights are perturbed, and the training around it. None: nothing is learnt before."""
+
+    perturb: Perturbation | None
+    train: Training
+
+    def passes(self, rows: int) -> int:
+        """How many rows go forward and backward: what it costs."""
+        return 0 if self.perturb is None else self.perturb.passes(self.train.batch, self.train.total(rows))
+
+    def value(self, field: str) -> float:
+        """One of its constants, by name."""
+        return float(getattr(self.train if field in ("batch", "lr") else self.perturb, field))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretraining:
+    """Ways to pretrain under one name: every combination of the lists. What is not said is as in the study's [train].
+
+    `equal_compute`: the name of another [[pretrain]]; train for as many steps as its passes over rows would allow.
+    """
+
+    name: str
+    method: Start
+    radius: tuple[float, ...] = (2.0,)
+    perturb_batch: tuple[int, ...] = (500,)
+    batch: tuple[int, ...] = ()
+    reuse: tuple[int, ...] = (1,)
+    perturb_lr: tuple[float, ...] = (1.0,)
+    lr: tuple[float, ...] = ()
+    adaptive: bool = False
+    warmup: float = 0.0
+    equal_compute: str = ""
+
+    def __post_init__(self) -> None:
+        if self.equal_compute and self.method != "standard":
+            raise ValueError("only standard training is given more steps: what it is compared with defines them")
+        list(self.upstreams(Training()))
+
+    def upstreams(self, train: Training) -> Iterator[Upstream]:
+        """Every combination."""
+        lists = {name: getattr(self, name) for name in SWEPT}
+        lists |= {"batch": self.batch or (train.batch,), "lr": self.lr or (train.lr,)}
+        for values in itertools.product(*lists.values()):
+            told: dict[str, Any] = dict(zip(lists, values, strict=True))
+            changed = replace(train, batch=told.pop("batch"), lr=told.pop("lr"))
+            if self.method == "scratch":
+                yield Upstream(perturb=None, train=changed)
+            else:
+                how = Perturbation(method=self.method, adaptive=self.adaptive, warmup=self.warmup, **told)
+                yield Upstream(perturb=how, train=changed)
+
+    @property
+    def swept(self) -> tuple[str, ...]:
+        """The constants that take several values here."""
+        return tuple(name for name in SWEPT if len(getattr(self, name)) > 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Downstream:
+    """One way to fine-tune privately, with its constants."""
+
+    optimiser: Kind
+    epsilon: float
+    lr: float
+    clip: float
+    batch: int
+    steps: int
+    momentum: float
+    scheme: str
+    public_rows: int  # for GEP: whose gradients span its subspace
+    dimensions: int
+    refresh: int
+
+    def optimise(self, public: Any) -> Optimiser:
+        """The optimiser; `public` are rows for GEP, with labels of the private classes."""
+        update: Options = {"lr": self.lr, "momentum": self.momentum}
+        if self.optimiser == "gep":
+            return GEP(
+                public=public,
+                batch=self.batch,
+                steps=self.steps,
+                dimensions=self.dimensions,
+                refresh=self.refresh,
+                clip_embedding=self.clip,
+                clip_residual=0.2 * self.clip,
+                **update,
+            )
+        make = {"dpsgd": DPSGD, "adpalloc": AdpAlloc, "adpclip": AdpClip}[self.optimiser]
+        made: Optimiser = make(batch=self.batch, steps=self.steps, clip=self.clip, **update)  # type: ignore[operator]
+        return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetuning:
+    """Ways to fine-tune the nets of some [[pretrain]]: optimisers and epsilons are crossed.
+
+    Of several learning rates one is chosen, for each way to pretrain and each optimiser, at the epsilon `tune_at` (or
+    at each for itself), on rows that are not evaluated.
+    """
+
+    of: tuple[str, ...]
+    optimiser: tuple[Kind, ...] = ("dpsgd",)
+    epsilon: tuple[float, ...] = (1.0, 4.0)
+    lr: tuple[float, ...] = (0.01,)
+    tune_at: float | None = None
+    clip: float = 4.0
+    batch: int = 256
+    steps: int = 100
+    momentum: float = 0.9
+    scheme: str = "full"
+    public_rows: int = 100
+    dimensions: int = 50
+    refresh: int = 10
+
+    def __post_init__(self) -> None:
+        if not self.lr or any(not epsilon > 0 for epsilon in self.epsilon):
+            raise ValueError("there is at least one lr, and every epsilon is above 0")
+        if self.dimensions > self.public_rows:
+            raise ValueError("public_rows span at most as many dimensions")
+
+    def downstreams(self) -> Iterator[tuple[Downstream, ...]]:
+        """Every way, each as the candidates for its learning rate."""
+        same = {
+            f.name: getattr(self, f.name) for f in fields(Downstream) if f.name not in ("optimiser", "epsilon", "lr")
+        }
+        for optimiser, epsilon in itertools.product(self.optimiser, self.epsilon):
+            yield tuple(Downstream(optimiser=optimiser, epsilon=epsilon, lr=lr, **same) for lr in self.lr)
