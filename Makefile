@@ -3,18 +3,22 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
+CLUSTER := .venv-cluster
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-slow bench lint docs clean
+.PHONY: demo test test-slow test-cluster bench lint docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tacit demo
 
 test: $(VENV)/.test
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow and not cluster"
 
-test-slow: $(VENV)/.test
+test-slow: $(VENV)/.test test-cluster
 	$(BIN)/pytest -m slow
+
+test-cluster: $(CLUSTER)/.test
+	RAY_USAGE_STATS_ENABLED=0 $(CLUSTER)/bin/pytest -m cluster tests/tune/test_ray.py
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/run.py
@@ -36,6 +40,12 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --no-deps torchvision==0.16.2 timm==1.0.30
 	touch $@
 
+# Ray and Flower may ask for different versions of protobuf, so Ray has an environment of its own.
+$(CLUSTER)/.test: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(CLUSTER)
+	$(CLUSTER)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[cluster]' pytest
+	touch $@
+
 $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --constraint constraints.txt --editable .
 	touch $@
@@ -45,4 +55,4 @@ $(VENV)/.lint $(VENV)/.docs: $(VENV)/.%: pyproject.toml constraints.txt | $(BIN)
 	touch $@
 
 clean:
-	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLUSTER) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -159,3 +159,24 @@ def test_a_search_with_batches_drawn_by_chance_is_composed_by_pld() -> None:
     assert found.hyperparameters.steps == 20  # fixed before: a plan cannot depend on a score
     # what sqrt(sum mu^2) would have said of the same runs is no bound on them, and here it is another number
     assert found.plan.mu_final > max(found.plan.sweeps)
+
+
+def test_rows_each_and_augment_reach_the_records() -> None:
+    """They belong to the data, which is prepared once: a trial that was told of them again would fail, charged."""
+    inputs = torch.randn(300, 1, 4, 4)
+    labels, owners = (inputs.mean((1, 2, 3)) > 0).long(), torch.arange(300) // 3
+    body = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 2))
+    for options in ({"rows_each": 1}, {"augment": 2}, {"rows_each": 2, "augment": 2, "scheme": "full"}):
+        told: list[str] = []
+        found = tune.random_search(
+            tune.Finetuning(body, (inputs, labels, owners), size=100, units="patient", **options),
+            tune.Space(lr=(0.1, 1.0), steps=(2, 2)),
+            Budget(8.0, 1e-5),
+            ledger=Ledger("sqlite://"),
+            subject="people",
+            trials=2,
+            unit="patient",
+            curator=lambda _, wrong, told=told: told.append(wrong),
+        )
+        assert told == ["", ""]
+        assert found.model is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.tune.made_up import Hill, breaks, dies, half, works
+from made_up import Hill, breaks, dies, half, works
 
 from tacit import tune
 from tacit.privacy import Budget, BudgetExceeded, Ledger, Mode, Neighbours, epsilon_of, mu_of

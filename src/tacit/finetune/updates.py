@@ -20,7 +20,7 @@ class Update:
 
     `average`: "ema" hands out an exponential moving average of the weights (`decay`), "swa" the plain mean over the
     last part of the run (from `swa_start` on, a share of the steps). `free_step`: after the last release, one more step
-    along the momentum buffer.
+    along the momentum buffer. The schedule "debiased" makes of the momentum buffer what Adam calls its first moment.
     """
 
     rule: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -28,7 +28,7 @@ class Update:
     momentum: float = 0.9
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
-    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    schedule: Literal["constant", "cosine", "linear", "debiased"] = "constant"
     warmup: int = 0
     average: Literal["none", "ema", "swa"] = "none"
     decay: float = 0.99
@@ -42,6 +42,8 @@ class Update:
             raise ValueError("decay and swa_start are in [0, 1), and warmup is a number of steps.")
         if self.free_step and not (self.rule == "sgd" and self.momentum > 0):
             raise ValueError("A free step goes along the momentum buffer: it needs sgd with momentum.")
+        if self.schedule == "debiased" and (self.rule != "sgd" or self.warmup):
+            raise ValueError("The schedule 'debiased' is for the momentum of sgd from its first step on: no warmup.")
 
     def rate(self, step: int, steps: int) -> float:
         """The learning rate of a step."""
@@ -49,6 +51,8 @@ class Update:
             return self.lr * (step + 1) / self.warmup
         if self.schedule == "constant":
             return self.lr
+        if self.schedule == "debiased":  # m / (1 - b^t) of Kingma & Ba (2015), where m is (1 - b) times the buffer
+            return self.lr * (1 - self.momentum) / (1 - self.momentum ** (step + 1))
         done = (step - self.warmup) / max(1, steps - self.warmup)
         return self.lr * (0.5 * (1 + math.cos(math.pi * done)) if self.schedule == "cosine" else 1 - done)
 
@@ -61,7 +65,7 @@ class Options(TypedDict, total=False):
     momentum: float
     betas: tuple[float, float]
     weight_decay: float
-    schedule: Literal["constant", "cosine", "linear"]
+    schedule: Literal["constant", "cosine", "linear", "debiased"]
     warmup: int
     average: Literal["none", "ema", "swa"]
     decay: float

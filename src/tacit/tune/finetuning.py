@@ -62,7 +62,8 @@ class Finetuning:
         self.optimiser, self.delta = optimiser, delta
         self._task: Task = task or Classes(classes if classes is not None else head_of(model)[1].out_features)
         self._model = model
-        self._records = as_records(data, Unit(units))
+        shown = {name: options.pop(name, None) for name in ("rows_each", "augment")}  # of the records, not of a run
+        self._records = as_records(data, Unit(units), **shown)
         self._task.check(self._records.labels())
         self._how: dict[str, Any] = options | {"scheme": scheme, "head": head, "bias": bias, "units": units}
 
