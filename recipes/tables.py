@@ -12,20 +12,35 @@ from pathlib import Path
 from tacit import recipes
 from tacit.adapt import study as adapt
 from tacit.finetune import study as finetune
+from tacit.pretrain import study as pretrain
 from tacit.report import adapt as adapted
 from tacit.report import finetune as finetuned
+from tacit.report import pretrain as pretrained
+from tacit.report import tune as tuned
 from tacit.report.tables import Table
+from tacit.tune import study as tune
 
-KINDS = {"adapt": adapt.Study, "finetune": finetune.Study}
+KINDS = {"adapt": adapt.Study, "finetune": finetune.Study, "pretrain": pretrain.Study, "tune": tune.Study}
+Study = adapt.Study | finetune.Study | pretrain.Study | tune.Study
 
 
-def tables(study: adapt.Study | finetune.Study, out: Path, *, shifts: bool) -> Iterator[Table]:
+def tables(study: Study, out: Path, *, shifts: bool) -> Iterator[Table]:
     if isinstance(study, finetune.Study):
         found = finetune.read(study, out)
         yield finetuned.by_epsilon(found)
         if any(found.shifted(arm) for arm in found.chosen):
             yield finetuned.by_epsilon(found, shifted=True)
         yield finetuned.chosen(found)
+        return
+    if isinstance(study, pretrain.Study):
+        robust = pretrain.read(study, out)
+        yield pretrained.upstream(robust)
+        yield from pretrained.downstream(robust)
+        yield from filter(None, (pretrained.sweep(robust, group) for group in study.pretrain))
+        yield pretrained.rates(robust)
+        return
+    if isinstance(study, tune.Study):
+        yield from tuned.tables(tune.read(study, out))
         return
     result = adapt.read(study, out)
     for setting in study.settings:

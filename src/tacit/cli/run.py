@@ -41,6 +41,11 @@ KINDS: dict[str, Kind] = {
         run="tacit.finetune.study:run",
         render="tacit.report.finetune:render",
     ),
+    "pretrain": Kind(
+        config="tacit.pretrain.study:Study",
+        run="tacit.pretrain.study:run",
+        render="tacit.report.pretrain:render",
+    ),
     "recalibration": Kind(
         config="tacit.calibrate.study:Study",
         run="tacit.calibrate.study:run",
@@ -51,6 +56,7 @@ KINDS: dict[str, Kind] = {
         run="tacit.pretrain.source:run",
         render="tacit.report.source_model:render",
     ),
+    "tune": Kind(config="tacit.tune.study:Study", run="tacit.tune.study:run", render="tacit.report.tune:render"),
 }
 
 
