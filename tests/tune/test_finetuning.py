@@ -180,3 +180,9 @@ def test_rows_each_and_augment_reach_the_records() -> None:
         )
         assert told == ["", ""]
         assert found.model is not None
+
+
+@pytest.mark.parametrize("option", ["checkpoint", "ledger", "epsilon", "shceme", "neighbours"])
+def test_what_a_trial_cannot_have_is_refused_before_any_charge(option: str) -> None:
+    with pytest.raises(ValueError, match=f"cannot be given '{option}'"):
+        tune.Finetuning(probe(), rows(), classes=3, size=400, **{option: 1})  # type: ignore[arg-type]

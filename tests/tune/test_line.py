@@ -44,6 +44,7 @@ def test_a_falling_line_is_in_proportion_to_epsilon() -> None:
     made = line([(0.1, 9.0), (0.2, 3.0)])
     assert made.r(0.8) == pytest.approx(12.0)
     assert "r fell from 9 to 3" in made.decision
+    assert line([(0.1, 9.0), (0.2, 3.0)], best=(0.1, 9.0)).r(0.4) == pytest.approx(36.0)
 
 
 def test_equal_winners_stay() -> None:

@@ -190,7 +190,7 @@ def test_refusals_before_anything_is_spent() -> None:
 
 
 def test_degree_two_over_three_sweeps_and_all_ways_of_drawing() -> None:
-    for draw in ("stratified", "uniform", "independent"):
+    for draw in ("following", "stratified", "uniform", "independent"):
         hill = Hill()
         found = tune.linear_scaling(
             hill,
@@ -210,6 +210,19 @@ def test_degree_two_over_three_sweeps_and_all_ways_of_drawing() -> None:
             low <= trial.hyperparameters.r * (1 + 1e-9) and trial.hyperparameters.r <= high * (1 + 1e-9)
             for trial in found.trials
         )
+
+
+def test_a_sweep_follows_the_best_trial_so_far() -> None:
+    budget, box = Budget(8.0, 1e-5), tune.Space(lr=(1e-3, 10.0), steps=(1, 100))
+    hill = Hill(size=100_000)
+    found = tune.linear_scaling(hill, box, budget, ledger=Ledger("sqlite://"), subject="people", draw_seed=2)
+    first, second = found.trials[:3], found.trials[3:]
+    assert [int(3 * box.share(trial.hyperparameters.r)) for trial in first] == [0, 1, 2]  # one in each third
+    winner = max(first, key=lambda trial: trial.score or 0)
+    middle = box.share(winner.hyperparameters.r * 2)  # twice the epsilon, twice the r
+    low = min(max(middle - 0.2, 0.0), 0.6)
+    places = [(box.share(trial.hyperparameters.r) - low) / 0.4 for trial in second]
+    assert [int(3 * place) for place in places] == [0, 1, 2]
 
 
 def test_pay_once_then_read_the_line_at_any_later_target(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from tacit.privacy.events import DpEvent, gaussian_noise
 from tacit.tune.parts import Part, coins, part_of
 from tacit.tune.space import Hyperparameters
 
+_OPTIONS = {"rows_each", "augment", "init", "microbatch", "seed"}  # of `fit`, that a trial may have
+
 
 def dpgd(hyperparameters: Hyperparameters) -> Optimiser:
     """Private gradient descent: everybody in every step, momentum, unit clip, a free last step."""
@@ -34,8 +36,8 @@ class Finetuning:
     """A trainable for every search of `tune`: trains a copy of `model` with `finetune.fit`.
 
     `optimiser` makes the optimiser from hyperparameters (a function of a module if trials run in other processes);
-    other arguments are those of `fit`. With scheme "linear" the backbone runs over the data once, however many trials
-    there are.
+    other arguments (also rows_each, augment, init, microbatch and seed) are those of `fit`. With scheme "linear" the
+    backbone runs over the data once, however many trials there are.
 
     Formal guarantee: a run on a receipt of `event`. Of steps over everybody that is worth exactly mu; of batches drawn
     by chance it is (epsilon, delta)-private where a Gaussian release of mu is, by PLD, and the search composes all
@@ -62,6 +64,9 @@ class Finetuning:
         self.optimiser, self.delta = optimiser, delta
         self._task: Task = task or Classes(classes if classes is not None else head_of(model)[1].out_features)
         self._model = model
+        if unknown := set(options) - _OPTIONS:
+            known = ", ".join(sorted(_OPTIONS))
+            raise ValueError(f"A trial cannot be given {min(unknown)!r}; what there is beside the rest: {known}.")
         shown = {name: options.pop(name, None) for name in ("rows_each", "augment")}  # of the records, not of a run
         self._records = as_records(data, Unit(units), **shown)
         self._task.check(self._records.labels())

@@ -86,6 +86,7 @@ def fit_line(
     degree: int = 1,
     axis: Axis = "epsilon",
     way: Way = "balanced",
+    best: tuple[float, float] | None = None,
 ) -> Line:
     """Least squares through the winners, (epsilon, r) of each sweep; the exact polynomial through degree + 1 of them.
 
@@ -94,7 +95,7 @@ def fit_line(
     - no sweep has a winner: r is the middle of the box (on a logarithmic scale), at every epsilon;
     - fewer winners than the degree needs: a lower degree; of one winner r is in proportion to epsilon;
     - a line that falls (which more budget gives no reason for, so it is the trials' noise): r is in proportion to
-      epsilon, through the winner of the sweep with the most budget.
+      epsilon, through `best`, the trial with the highest score of all (by default the last sweep's winner).
     """
     if degree < 1:
         raise ValueError(f"The degree is at least 1; got {degree}.")
@@ -115,7 +116,8 @@ def fit_line(
     if not found:
         return line([space.at(0.5)], "No trial gave a score: r is the middle of the box.")
     places, rs = [made._place(epsilon) for epsilon, _ in found], [r for _, r in found]
-    proportional = [rs[-1] / places[-1], 0.0]
+    epsilon, r = best or found[-1]
+    proportional = [r / made._place(epsilon), 0.0]
     if len(found) == 1:
         return line(proportional, "One sweep alone gave a score: r is in proportion to epsilon.")
     lowered = min(degree, len(found) - 1)
@@ -125,7 +127,7 @@ def fit_line(
         return line(
             proportional,
             f"r fell from {rs[0]:.4g} to {rs[-1]:.4g} as epsilon rose: the trials' noise, so r is in proportion to "
-            "epsilon, from the last sweep's winner.",
+            f"epsilon, as in the best trial of all ({r:.4g} at epsilon {epsilon:.4g}).",
         )
     if math.isclose(min(rs), max(rs)):
         return line([rs[0]], "The sweeps have the same winner: r stays as it is.")

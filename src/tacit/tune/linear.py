@@ -21,7 +21,8 @@ from tacit.tune.search import Payer, Tuned, best, chance_of, needed, open_subjec
 from tacit.tune.space import Hyperparameters, Space, Way
 from tacit.tune.trials import Score, Trainable, Trial
 
-Draw = Literal["stratified", "uniform", "independent"]
+Draw = Literal["following", "stratified", "uniform", "independent"]
+WINDOW = 0.4  # of the box, on a logarithmic scale: where a sweep that follows another looks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ def linear_scaling(
     degree: int = 1,
     axis: Axis = "epsilon",
     way: Way = "balanced",
-    draw: Draw = "stratified",
+    draw: Draw = "following",
     unit: Unit | str = Unit.SAMPLE,
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
     runner: Runner | None = None,
@@ -61,8 +62,10 @@ def linear_scaling(
     - `score(model)`: one number in [0, 1] per unit, of the private units themselves; `size`: their public number. A
       `Finetuning` has both.
     - `plan`: how the budget is split (`tune.plan`); by default `trials` runs at 0.1 and at 0.2 of epsilon.
-    - `draw`: where the r of a sweep's trials lie in the box: "stratified" (one in each of as many equal parts, on a
-      logarithmic scale), "uniform" (log-uniform), or "independent" (lr and steps each log-uniform).
+    - `draw`: where the r of a sweep's trials lie in the box. "stratified": one in each of as many equal parts, on a
+      logarithmic scale. "following": the first sweep is, and later ones look in the same way at 0.4 of the box, around
+      the r that the best trial so far has in proportion to epsilon. "uniform": log-uniform. "independent": lr and
+      steps each log-uniform.
     - `degree`: of the polynomial, for at least degree + 1 sweeps; `axis`: r against epsilon (the paper's text and code)
       or mu (its algorithm 2); `way`: how r becomes learning rate and steps (`Space.decompose`).
     - `runner`: `Processes(2)` runs the trials of a sweep side by side, all of them charging `ledger`.
@@ -83,11 +86,11 @@ def linear_scaling(
         raise ValueError("Say size=, the public number of units that scores are divided by.")
     needed(part(trainable, score, "score"), "score")
     chance = chance_of(draw_seed)
-    sweeps = [_points(space, made.trials, draw, way, chance) for _ in made.sweeps]
-    last = None
-    if is_sampled(trainable, space):
+    whole, last, fixed = space, None, None
+    if is_sampled(trainable, space):  # then nothing follows anything: a plan is made before the first score
+        fixed = [_points(space, (0.0, 1.0), made.trials, draw, way, chance) for _ in made.sweeps]
         space = fixed_steps(space)
-        made, last = plan_sampled(trainable, made, sweeps, space, ledger, subject)
+        made, last = plan_sampled(trainable, made, fixed, space, ledger, subject)
     else:
         open_subject(ledger, subject, budget, unit=unit, neighbours=neighbours)
     with shown(progress) as told:
@@ -105,9 +108,19 @@ def linear_scaling(
             progress=told,
         )
         done: list[Trial] = []
-        for number, (mu, points) in enumerate(zip(made.sweeps, sweeps, strict=True), 1):
+        for number, mu in enumerate(made.sweeps, 1):
+            ends = _where(done, mu, made, whole) if draw == "following" else (0.0, 1.0)
+            points = fixed[number - 1] if fixed else _points(whole, ends, made.trials, draw, way, chance)
             done += payer.trials(points, mu, made.mu_score, name=f"sweep {number}", before=len(done), of=made.runs)
-        line = fit_line(winners(done, made), space=space, delta=budget.delta, degree=degree, axis=axis, way=way)
+        line = fit_line(
+            winners(done, made),
+            space=space,
+            delta=budget.delta,
+            degree=degree,
+            axis=axis,
+            way=way,
+            best=_best_point(done, made),
+        )
         target = made.epsilon(made.mu_final)
         point = line.at(target)
         payer.tell("final run", len(done), made.runs)
@@ -162,10 +175,31 @@ def winners(trials: list[Trial], plan: Plan) -> list[tuple[float, float]]:
     return [(plan.epsilon(trial.mu), trial.hyperparameters.r) for trial in found if trial is not None]
 
 
-def _points(space: Space, count: int, draw: Draw, way: Way, chance: random.Random) -> list[Hyperparameters]:
+def _best_point(trials: list[Trial], plan: Plan) -> tuple[float, float] | None:
+    """(epsilon, r) of the best trial of all."""
+    found = best(trials)
+    return None if found is None else (plan.epsilon(found.mu), found.hyperparameters.r)
+
+
+def _where(done: list[Trial], mu: float, plan: Plan, space: Space) -> tuple[float, float]:
+    """The part of the box in which a sweep looks: all of it, or a window around what the trials so far suggest."""
+    found = _best_point(done, plan)
+    if found is None:
+        return 0.0, 1.0
+    epsilon, r = found
+    middle = space.share(r * plan.epsilon(mu) / epsilon)
+    low = min(max(middle - WINDOW / 2, 0.0), 1 - WINDOW)
+    return low, low + WINDOW
+
+
+def _points(
+    space: Space, ends: tuple[float, float], count: int, draw: Draw, way: Way, chance: random.Random
+) -> list[Hyperparameters]:
+    """Where the trials of a sweep are, between two shares of the box."""
     if draw == "independent":
         return [space.draw(chance) for _ in range(count)]
     shares = [chance.random() for _ in range(count)]
-    if draw == "stratified":
+    if draw != "uniform":
         shares = [(place + share) / count for place, share in enumerate(shares)]
-    return [space.decompose(space.at(share), way, chance) for share in shares]
+    low, high = ends
+    return [space.decompose(space.at(low + (high - low) * share), way, chance) for share in shares]

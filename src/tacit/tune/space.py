@@ -75,6 +75,11 @@ class Space:
         low, high = self.ends
         return self.clamp(low * (high / low) ** share)
 
+    def share(self, r: float) -> float:
+        """How far between the ends r lies, 0 to 1; the inverse of `at`."""
+        low, high = self.ends
+        return math.log(self.clamp(r) / low) / math.log(high / low) if high > low else 0.0
+
     def draw(self, chance: random.Random) -> Hyperparameters:
         """A point by chance, each value log-uniform and independent of the others (the paper's third way)."""
         values = {name: low * (high / low) ** chance.random() for name, (low, high) in self.ranges.items()}
@@ -101,8 +106,7 @@ class Space:
         r, chance = self.clamp(r), chance or random.Random()
         if way == "sampled":
             return self._sampled(r, chance)
-        low, high = self.ends
-        share = math.log(r / low) / math.log(high / low) if high > low else 0.0
+        share = self.share(r)
         point = self._point({name: a * (b / a) ** share for name, (a, b) in self.ranges.items()})
         if way == "steps":
             point = replace(point, steps=self._drawn_steps(r, point, chance))
