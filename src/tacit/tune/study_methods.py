@@ -125,7 +125,7 @@ class LinearScaling:
     degree: int = 1
     axis: Axis = "epsilon"
     way: Way = "balanced"
-    draw: Draw = "stratified"
+    draw: Draw = "following"
     precision: float = 0.01
 
     def __call__(self, given: Given) -> Tuned:
