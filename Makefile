@@ -12,7 +12,7 @@ demo: $(VENV)/.demo
 	$(BIN)/tacit demo
 
 test: $(VENV)/.test
-	$(BIN)/pytest -m "not slow and not cluster"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile -m "not slow and not cluster"
 
 test-slow: $(VENV)/.test test-cluster
 	$(BIN)/pytest -m slow
