@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from functools import partial
 from pathlib import Path
 
@@ -61,10 +62,14 @@ def test_one_trial_needs_neither_score_nor_size() -> None:
     assert found.model == 0.5
 
 
-def test_an_error_in_the_only_run_is_the_callers() -> None:
-    ledger = Ledger("sqlite://")
-    with pytest.raises(ArithmeticError):
-        tune.random_search(breaks, BOX, ONE, ledger=ledger, subject="people")
+def test_an_error_in_the_only_run_is_raised_without_its_words() -> None:
+    ledger, told = Ledger("sqlite://"), []
+    with pytest.raises(tune.RunFailed) as failed:
+        tune.random_search(
+            breaks, BOX, ONE, ledger=ledger, subject="people", curator=lambda _, wrong: told.append(wrong)
+        )
+    assert "patient" not in "".join(traceback.format_exception(failed.value))
+    assert told == ["ArithmeticError: patient 17 has a fever"]
     assert total(ledger) == pytest.approx(mu_of(1.0, 1e-5), rel=1e-8)
 
 

@@ -115,8 +115,11 @@ def test_the_head_on_cached_features_is_the_whole_model() -> None:
         receipt=charged(event)[1],
     ).model
     torch.testing.assert_close(trained(inputs), alone(inputs))
-    right = (trained(inputs).argmax(1) == labels).double()
-    torch.testing.assert_close(trainable.score(trained), right)
+    loss = torch.nn.functional.cross_entropy(trained(inputs).double(), labels, reduction="none")
+    worth = 1 - (loss / (2 * math.log(3))).clamp(0, 1)
+    torch.testing.assert_close(trainable.score(trained), worth, rtol=0, atol=1e-6)
+    trainable.measure = "accuracy"
+    torch.testing.assert_close(trainable.score(trained), (trained(inputs).argmax(1) == labels).double())
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), probe().parameters(), strict=True))  # untouched
 
 
@@ -180,6 +183,11 @@ def test_rows_each_and_augment_reach_the_records() -> None:
         )
         assert told == ["", ""]
         assert found.model is not None
+
+
+def test_a_measure_that_there_is_not() -> None:
+    with pytest.raises(ValueError, match="its loss or its accuracy"):
+        tune.Finetuning(probe(), rows(), classes=3, size=400, measure="auroc")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("option", ["checkpoint", "ledger", "epsilon", "shceme", "neighbours"])

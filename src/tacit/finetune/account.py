@@ -15,6 +15,7 @@ from tacit.privacy import Budget, Guarantee, Ledger, Mode, Neighbours, Receipt, 
 from tacit.privacy.budget import epsilon_of
 from tacit.privacy.events import DpEvent
 from tacit.privacy.filters import Terms
+from tacit.privacy.receipts import claim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,9 @@ class Paid(Account):
         return True  # for whoever charged to say
 
     def charge(self, stage: str, note: str) -> Receipt:
+        """The receipt, which serves this run and no other."""
         del stage, note
+        claim(self.receipt)
         return self.receipt
 
     def settle(self, receipt: Receipt, used: int) -> None:

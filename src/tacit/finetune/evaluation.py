@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.data.records import Records
-from tacit.finetune.predictions import predictions
+from tacit.finetune.predictions import forgiving, predictions
 from tacit.finetune.tasks import Task
 from tacit.privacy import (
     Budget,
@@ -114,12 +114,15 @@ class Judge:
         return {"accuracy": 100 * float(noisy[0]) / float(self.evaluation.size or 1)}
 
 
-def right_by_unit(model: nn.Module, records: Records, task: Task) -> Tensor:
-    """How right the model is about each unit: the mean over its rows of a number in [0, 1]. Private.
+def right_by_unit(model: nn.Module, records: Records, task: Task, *, sure: bool = False) -> Tensor:
+    """How right (or `sure` of the right answer) the model is about each unit: the mean over its rows. Private.
 
-    A unit whose rows cannot be read counts as wrong.
+    All within [0, 1]; a unit whose rows cannot be read counts as wrong.
     """
-    said = predictions(model, records, task, forgiving=True)
-    right = task.right(said.beliefs, said.labels)
-    lines = torch.bincount(said.owner, minlength=len(records)).clamp_min(1)
-    return torch.zeros(len(records), dtype=torch.float64).index_add_(0, said.owner, right) / lines
+    worth = task.sure if sure else task.right
+    right = torch.zeros(len(records), dtype=torch.float64)
+    lines = torch.zeros(len(records), dtype=torch.long)
+    for said in forgiving(model, records, task):
+        right.index_add_(0, said.owner, worth(said.beliefs, said.labels))
+        lines += torch.bincount(said.owner, minlength=len(records))
+    return right.div_(lines.clamp_min(1))

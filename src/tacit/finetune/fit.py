@@ -90,7 +90,8 @@ def fit(
     - `size`: the public number of units (rounded is fine). Rates and divisors come from it. Under add-remove the true
       number is private, so it has to be said; elsewhere it is the number of units.
     - `receipt`: the run is paid for already, with exactly `optimiser.event` (a trial of `tune`): then no `epsilon`,
-      `ledger` or `checkpoint`; relation and unit are the receipt's, and the guarantee is that of this run alone.
+      `ledger` or `checkpoint`; relation and unit are the receipt's, and the guarantee is that of this run alone. It
+      serves one run: what was interrupted is charged again.
     - `scheme`: which parameters (see `models.select`). `head="new"`: a fresh head for `classes` classes (or the outputs
       of `task`), zero at the start; `init="scratch"`: nothing pretrained.
     - `rows_each`: show at most so many rows of a unit at a time; `augment=K`: K views of each row, all of one unit.
@@ -151,9 +152,9 @@ def fit(
     with bench(model, records, held_out, scheme=scheme, layers=features, wanted=standardise is not None) as ready:
         expected = optimiser.sampler.expected(promise.size)
         asker = optimiser.query.open(ready.body, loss_of(task), expected=expected, microbatch=microbatch)
-        _try(ready.body, ready.records, asker)
+        try_out(ready.body, ready.records, asker)
         if ready.held_out is not None:
-            _try(ready.body, ready.held_out)
+            try_out(ready.body, ready.held_out)
         others = [] if standardise is None else [standardise.event]
         if receipt is not None:
             account = paid_account(optimiser, promise, receipt)
@@ -213,7 +214,7 @@ def _task(task: Task | None, classes: int | None, model: nn.Module) -> Task:
     return task
 
 
-def _try(body: nn.Module, records: Records, asker: Asker | None = None) -> None:
+def try_out(body: nn.Module, records: Records, asker: Asker | None = None) -> None:
     """Does the model take such rows, and does every rule hold? On blank or made-up ones, before anything is charged."""
     made_up = getattr(records, "made_up", None)
     if made_up is not None:

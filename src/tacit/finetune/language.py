@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tacit.data.texts import NO_LABEL
+from tacit.finetune.tasks import cut
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,11 @@ class NextToken:
         """The share of each text's tokens that were guessed, of summaries."""
         del labels
         return beliefs[:, 1] / beliefs[:, 2].clamp_min(1)
+
+    def sure(self, beliefs: Tensor, labels: Tensor) -> Tensor:
+        """By the mean loss of each text's tokens, of summaries."""
+        del labels
+        return cut(beliefs[:, 0] / beliefs[:, 2].clamp_min(1), math.log(max(self.vocabulary, 2)))
 
     def scores(self, beliefs: Tensor, labels: Tensor) -> dict[str, float]:
         """Perplexity, and the share of tokens that were guessed in percent, of summaries."""

@@ -54,21 +54,28 @@ class Said(NamedTuple):
     owner: Tensor
 
 
-def predictions(model: nn.Module, records: Records, task: Task, *, forgiving: bool = False) -> Said:
-    """What the model says of everybody, in order: by row or by unit, as `records.scored_by` has it.
-
-    `forgiving`: a unit whose rows cannot be read has no line, and nobody hears of it.
-    """
-    sizes: Tensor | None = getattr(records, "sizes", None)
-    found: list[Said] = []
-    for units in to_look_at(sizes, len(records), rows_that_fit(records), records.most_rows):
-        if forgiving:
-            found += _what_can_be_said(model, records, task, units)
-        else:
-            found.append(_said(model, records, task, units))
+def predictions(model: nn.Module, records: Records, task: Task) -> Said:
+    """What the model says of everybody, in order: by row or by unit, as `records.scored_by` has it."""
+    found = [_said(model, records, task, units) for units in _everybody(records, rows_that_fit(records))]
     whole = Said(*(torch.cat(parts) for parts in zip(*found, strict=True)))
     order = torch.argsort(whole.owner, stable=True)
     return Said(*(part[order] for part in whole))
+
+
+def forgiving(model: nn.Module, records: Records, task: Task) -> list[Said]:
+    """The same in portions, of some order: a unit whose rows cannot be read has no line, and nobody hears of it."""
+    try:
+        rows = rows_that_fit(records)
+    except (MemoryError, torch.OutOfMemoryError):  # of the machine, not of the rows
+        raise
+    except Exception:  # the first unit cannot be read, which nobody hears of, either
+        rows = 1
+    return [said for units in _everybody(records, rows) for said in _what_can_be_said(model, records, task, units)]
+
+
+def _everybody(records: Records, rows: int) -> list[Tensor]:
+    sizes: Tensor | None = getattr(records, "sizes", None)
+    return to_look_at(sizes, len(records), rows, records.most_rows)
 
 
 @torch.no_grad()

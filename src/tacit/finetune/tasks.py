@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -36,6 +37,9 @@ class Task(Protocol):
     def right(self, beliefs: Tensor, labels: Tensor) -> Tensor:
         """How right each row is, in [0, 1]: what a charged evaluation releases the mean of."""
 
+    def sure(self, beliefs: Tensor, labels: Tensor) -> Tensor:
+        """How sure of the right answer each row is, in [0, 1]: 1 less the loss, which is cut (see `cut`)."""
+
     def scores(self, beliefs: Tensor, labels: Tensor) -> dict[str, float]:
         """Every measure, in percent, of data that may be looked at."""
 
@@ -67,6 +71,9 @@ class Classes:
 
     def right(self, beliefs: Tensor, labels: Tensor) -> Tensor:
         return (beliefs.argmax(1) == labels).double()
+
+    def sure(self, beliefs: Tensor, labels: Tensor) -> Tensor:
+        return cut(-beliefs.gather(1, labels[:, None])[:, 0].double().log(), math.log(max(self.outputs, 2)))
 
     def scores(self, beliefs: Tensor, labels: Tensor) -> dict[str, float]:
         return {"accuracy": 100 * float(self.right(beliefs, labels).mean())}
@@ -104,11 +111,22 @@ class Labels:
         hits = ((beliefs > 0.5) == (labels > 0.5)) & known
         return hits.double().sum(1) / known.sum(1).clamp_min(1)
 
+    def sure(self, beliefs: Tensor, labels: Tensor) -> Tensor:
+        known, truth = ~labels.isnan(), labels.nan_to_num().double()
+        said = torch.where(beliefs.isnan(), 1 - truth, beliefs.double())  # no number is wrong, not an error
+        each = functional.binary_cross_entropy(said, truth, reduction="none") * known
+        return cut(each.sum(1) / known.sum(1).clamp_min(1), math.log(2))
+
     def scores(self, beliefs: Tensor, labels: Tensor) -> dict[str, float]:
         each = [auroc(beliefs[known, i], labels[known, i]) for i, known in enumerate((~labels.isnan()).T)]
         there = [value for value in each if value is not None]
         mean = sum(there) / len(there) if there else float("nan")
         return {"auroc": 100 * mean, "accuracy": 100 * float(self.right(beliefs, labels).mean())}
+
+
+def cut(loss: Tensor, blind: float) -> Tensor:
+    """1 where a loss is 0, 0 where it is twice that of a blind guess or more, or no number."""
+    return 1 - (loss / (2 * blind)).nan_to_num(nan=1.0).clamp(0, 1)
 
 
 def outputs_of(model: nn.Module, inputs: Any) -> Tensor:

@@ -197,6 +197,21 @@ def upcoming(receipt: Receipt) -> tuple[float, int, NoiseKey]:
     return slot.rate, receipt.used, receipt._key
 
 
+def claim(receipt: Receipt) -> None:
+    """Take a receipt for one run, which makes all its releases: a run that begins anew would use rows twice.
+
+    What a stream costs rests on who takes part when, so half a run and another from the start are not what was paid.
+    """
+    if not isinstance(receipt, Receipt):
+        raise ReceiptError("A run needs the receipt of a charge: call Ledger.charge first.")
+    with receipt._use["lock"]:
+        if not receipt.live:
+            raise _dead(receipt)
+        if receipt.used or receipt._use.get("run"):
+            raise ReceiptError(f"Receipt {receipt.id[:8]} has served a run already: charge again for another one.")
+        receipt._use["run"] = True
+
+
 def check_charged(receipt: Receipt) -> None:
     """Refuse a receipt that no ledger knows: one that pays for a trial inside a search."""
     whole = receipt._use.get("search")

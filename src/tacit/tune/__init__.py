@@ -9,7 +9,7 @@ from tacit.tune.plan import BudgetTooSmall, Plan, plan
 from tacit.tune.ray_runner import RayRunner
 from tacit.tune.repeat import Repeats, plan_repeats, repeat_and_select
 from tacit.tune.runners import Here, Processes
-from tacit.tune.search import Tuned
+from tacit.tune.search import RunFailed, Tuned
 from tacit.tune.selection import Selected, noisy_selection
 from tacit.tune.space import Hyperparameters, Space
 from tacit.tune.subset import subset_search
@@ -26,6 +26,7 @@ __all__ = [
     "Processes",
     "RayRunner",
     "Repeats",
+    "RunFailed",
     "Scaled",
     "Selected",
     "Space",

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tacit.privacy import Budget, BudgetExceeded, Guarantee, Unit, accounting, epsilon_of, events
+from tacit.privacy import Budget, Guarantee, Unit, accounting, epsilon_of, events
 from tacit.privacy.events import DpEvent
 from tacit.tune.plan import SHAVE, score_share
-from tacit.tune.search import Payer, Tuned, best, open_subject
+from tacit.tune.search import Payer, Tuned, best, check_affordable, check_unit, open_subject
 from tacit.tune.space import Hyperparameters
 from tacit.tune.trials import Trial, event_of
 
@@ -46,18 +46,14 @@ def declare(
     Refused before anything is charged if it cannot. Where batches are drawn by chance, all events are declared in the
     plan mode, and unless it is `fixed` the mu is lowered until they fit. No `budget`: exactly what they cost.
     """
+    check_unit(payer.trainable, unit)
     relation = payer.neighbours
     if not sampled:
         total = math.sqrt(len(points) * (mu**2 + (mu_score or 0.0) ** 2))
         wanted = budget or Budget(epsilon_of(total, payer.delta) * (1 + 1e-9), payer.delta)
         open_subject(payer.ledger, payer.subject, wanted, unit=unit, neighbours=relation)
-        left = payer.ledger.remaining(payer.subject)
-        if left.mu is not None and total > left.mu * (1 + 1e-12):
-            raise BudgetExceeded(
-                f"{payer.subject} cannot afford {len(points)} runs and their scores: they cost epsilon "
-                f"{epsilon_of(total, payer.delta):.6g}, and what is left is {left}. Nothing was charged.",
-                left,
-            )
+        what = f"{len(points)} runs and their scores"
+        check_affordable(payer.ledger, payer.subject, total, payer.delta, what)
         return mu
     scores = [] if mu_score is None else [events.gaussian(relation.factor / mu_score)] * len(points)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy, deepcopy
-from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -15,12 +14,14 @@ from tacit.data.tabled import Table
 from tacit.finetune import DPGD, Backbone, Classes, Optimiser, Task, fit, plan
 from tacit.finetune.evaluation import right_by_unit
 from tacit.finetune.features import extract, is_linear
+from tacit.finetune.fit import try_out
 from tacit.finetune.probing import blank_row
 from tacit.finetune.sources import as_records, prepared
 from tacit.models import head_of
 from tacit.privacy import Neighbours, Receipt, Unit, epsilon_of
-from tacit.privacy.events import DpEvent, gaussian_noise
+from tacit.privacy.events import DpEvent, check_count, gaussian_noise
 from tacit.tune.parts import Part, coins, part_of
+from tacit.tune.search import check_unit
 from tacit.tune.space import Hyperparameters
 
 _OPTIONS = {"rows_each", "augment", "init", "microbatch", "seed"}  # of `fit`, that a trial may have
@@ -37,11 +38,15 @@ class Finetuning:
 
     `optimiser` makes the optimiser from hyperparameters (a function of a module if trials run in other processes);
     other arguments (also rows_each, augment, init, microbatch and seed) are those of `fit`. With scheme "linear" the
-    backbone runs over the data once, however many trials there are.
+    backbone runs over the data once, here, however many trials there are. What does not fit together is refused here,
+    before any charge.
+
+    `measure`: what a trial is scored by. "loss": 1 less the loss, which is cut at twice that of a blind guess; unlike
+    "accuracy" it sees the scale of a head, and tells a start that has hardly moved from one that has learnt.
 
     Formal guarantee: a run on a receipt of `event`. Of steps over everybody that is worth exactly mu; of batches drawn
     by chance it is (epsilon, delta)-private where a Gaussian release of mu is, by PLD, and the search composes all
-    runs by PLD as well. A unit's score is the mean over its rows of right or wrong, between 0 and 1.
+    runs by PLD as well. A unit's score is the mean over its rows of a number between 0 and 1.
     """
 
     def __init__(
@@ -58,19 +63,28 @@ class Finetuning:
         units: Unit | str = Unit.SAMPLE,
         head: Literal["new", "keep"] = "new",
         bias: bool = True,
+        measure: Literal["loss", "accuracy"] = "loss",
         **options: Any,
     ) -> None:
-        self.size = size
+        if measure not in ("loss", "accuracy"):
+            raise ValueError(f"A trial is scored by its loss or its accuracy; got {measure!r}.")
+        self.measure = measure
+        self.size, self.unit = size, Unit(units)
         self.optimiser, self.delta = optimiser, delta
         self._task: Task = task or Classes(classes if classes is not None else head_of(model)[1].out_features)
+        if measure == "loss" and not hasattr(self._task, "sure"):
+            raise ValueError("This task does not say how sure a model is: give it `sure`, or say measure='accuracy'.")
         self._model = model
         if unknown := set(options) - _OPTIONS:
             known = ", ".join(sorted(_OPTIONS))
             raise ValueError(f"A trial cannot be given {min(unknown)!r}; what there is beside the rest: {known}.")
         shown = {name: options.pop(name, None) for name in ("rows_each", "augment")}  # of the records, not of a run
-        self._records = as_records(data, Unit(units), **shown)
+        self._records = as_records(data, self.unit, **shown)
         self._task.check(self._records.labels())
         self._how: dict[str, Any] = options | {"scheme": scheme, "head": head, "bias": bias, "units": units}
+        check_count(size, "size")
+        try_out(self._with_head(), self._records)
+        self._features: Records | None = self._cached()
 
     def sampled(self, hyperparameters: Hyperparameters) -> bool:
         """Whether batches are drawn by chance, so that no single mu tells what a run releases."""
@@ -79,6 +93,7 @@ class Finetuning:
     def event(self, hyperparameters: Hyperparameters, mu: float, neighbours: Neighbours) -> DpEvent:
         """What a run of `mu` releases: its optimiser's steps, with the noise that makes them so much."""
         optimiser, delta = self.optimiser(hyperparameters), self.delta
+        optimiser.check(neighbours, resumable=False)
         one = gaussian_noise(optimiser.event(1.0, self.size))
         if one is not None:
             return optimiser.event(neighbours.factor / (mu * one), self.size)
@@ -91,6 +106,7 @@ class Finetuning:
     def __call__(self, hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> nn.Module:
         """A trained copy of the model."""
         del mu  # the receipt says it
+        check_unit(self, receipt.unit)
         table = self._features
         fitted = fit(
             deepcopy(self._model) if table is None else self._probe(),
@@ -111,8 +127,9 @@ class Finetuning:
     def score(self, model: nn.Module) -> Tensor:
         """How right a trained model is about each unit. Private: it leaves with noise or not at all."""
         if self._features is None:
-            return right_by_unit(model, self._records, self._task)
-        return right_by_unit(nn.Sequential(nn.Identity(), head_of(model)[1]), self._features, self._task)
+            return right_by_unit(model, self._records, self._task, sure=self.measure == "loss")
+        probe = nn.Sequential(nn.Identity(), head_of(model)[1])
+        return right_by_unit(probe, self._features, self._task, sure=self.measure == "loss")
 
     def split(self, rate: float, *, seed: int | None = None) -> tuple[Finetuning, Finetuning]:
         """Two trainables of different people: every unit is in the first with probability `rate`, by a coin of its own.
@@ -127,11 +144,10 @@ class Finetuning:
     def _part(self, mine: Tensor, size: int) -> Finetuning:
         units, table, other = torch.nonzero(mine).flatten(), self._features, copy(self)
         other.size, other._records = size, Part(self._records, units)
-        other.__dict__["_features"] = None if table is None else part_of(table, units)
+        other._features = None if table is None else part_of(table, units)
         return other
 
-    @cached_property
-    def _features(self) -> Records | None:
+    def _cached(self) -> Records | None:
         """What the head sees of each row, where the head alone is trained and nothing comes after it."""
         records = self._records
         if self._how["scheme"] != "linear" or not isinstance(records, Table) or records.augmented:

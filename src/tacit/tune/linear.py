@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tacit.privacy import Budget, Ledger, Neighbours, Unit
+from tacit.privacy.events import check_count
 from tacit.progress import shown
 from tacit.recipes import Progress
 from tacit.tune.line import Axis, Line, fit_line
@@ -17,7 +18,18 @@ from tacit.tune.plan import SHAVE, Plan
 from tacit.tune.plan import plan as make_plan
 from tacit.tune.runners import Curator, Here, Runner
 from tacit.tune.sampled import fixed_steps, is_sampled, plan_sampled
-from tacit.tune.search import Payer, Tuned, best, chance_of, needed, open_subject, part
+from tacit.tune.search import (
+    Payer,
+    RunFailed,
+    Tuned,
+    best,
+    chance_of,
+    check_affordable,
+    check_unit,
+    needed,
+    open_subject,
+    part,
+)
 from tacit.tune.space import Hyperparameters, Space, Way
 from tacit.tune.trials import Score, Trainable, Trial
 
@@ -80,6 +92,10 @@ def linear_scaling(
     made = plan or make_plan(budget, trials, size=part(trainable, size, "size"), neighbours=neighbours, unit=unit)
     if made.budget != budget:
         raise ValueError(f"The plan is for {made.budget}, and the search is given {budget}.")
+    if made.neighbours is not Neighbours(neighbours) or made.unit != Unit(unit):
+        raise ValueError("The plan has another unit or neighbour relation than this search says.")
+    check_unit(trainable, unit)
+    check_count(degree, "degree")
     if len(made.sweeps) < degree + 1:
         raise ValueError(f"Degree {degree} needs at least {degree + 1} sweeps; the plan has {len(made.sweeps)}.")
     if part(trainable, size, "size") is None:
@@ -93,6 +109,7 @@ def linear_scaling(
         made, last = plan_sampled(trainable, made, fixed, space, ledger, subject)
     else:
         open_subject(ledger, subject, budget, unit=unit, neighbours=neighbours)
+        check_affordable(ledger, subject, made.mu, budget.delta, f"{made.runs} runs and their scores")
     with shown(progress) as told:
         payer = Payer(
             trainable=trainable,
@@ -108,6 +125,7 @@ def linear_scaling(
             progress=told,
         )
         done: list[Trial] = []
+        failed: tuple[str, ...] = ()
         for number, mu in enumerate(made.sweeps, 1):
             ends = _where(done, mu, made, whole) if draw == "following" else (0.0, 1.0)
             points = fixed[number - 1] if fixed else _points(whole, ends, made.trials, draw, way, chance)
@@ -124,14 +142,17 @@ def linear_scaling(
         target = made.epsilon(made.mu_final)
         point = line.at(target)
         payer.tell("final run", len(done), made.runs)
-        model = payer.train(point, made.mu_final, last)
+        try:
+            model = payer.train(point, made.mu_final, last)
+        except RunFailed:  # what the trials found was paid for, too
+            model, failed = None, ("The final run failed: there is no model.",)
         payer.tell("final run", made.runs, made.runs)
     return Scaled(
         model=model,
         hyperparameters=point,
         trials=tuple(done),
         guarantee=ledger.spent(subject),
-        decisions=tuple(line.said(target)),
+        decisions=(*line.said(target), *failed),
         flattering=payer.alone(made.mu_final, unit),
         plan=made,
         line=line,
@@ -147,6 +168,7 @@ def train(
     subject: str,
     unit: Unit | str = Unit.SAMPLE,
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
+    curator: Curator | None = None,
     seed: int | None = None,
 ) -> Tuned:
     """One run with known hyperparameters, such as `line.at(epsilon)` of an earlier search: only this run is charged.
@@ -154,10 +176,17 @@ def train(
     Formal guarantee: one run of the budget's mu, charged to the subject; hyperparameters from a saved line are made of
     what its search released and paid for.
     """
+    check_unit(trainable, unit)
     open_subject(ledger, subject, budget, unit=unit, neighbours=neighbours)
     relation = Neighbours(neighbours)
     payer = Payer(
-        trainable=trainable, ledger=ledger, subject=subject, neighbours=relation, delta=budget.delta, seed=seed
+        trainable=trainable,
+        ledger=ledger,
+        subject=subject,
+        neighbours=relation,
+        delta=budget.delta,
+        curator=curator,
+        seed=seed,
     )
     mu = budget.mu * SHAVE
     return Tuned(

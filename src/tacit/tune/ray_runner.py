@@ -24,7 +24,9 @@ class RayRunner:
     `address` is the cluster's ("auto": the one that this machine belongs to); without it a small one is started here
     and ended after the trials. One that the program has already joined is used as it is. Every task charges the ledger
     by itself, so its address must hold everywhere: a server, or a file that all machines see. A task that dies is not
-    tried again, for it was charged: it has no score, and the others go on. What tasks print stays on their machines.
+    tried again, for it was charged: it has no score, and the others go on. What tasks print stays on their machines,
+    unless the program has joined a cluster that sends it here. A task carries the rows of its trainable, which Ray may
+    spill to disk: the cluster is the curator's, all of it.
     """
 
     address: str | None = None

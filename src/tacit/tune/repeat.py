@@ -10,12 +10,13 @@ import logging
 import math
 import os
 import random
+import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TextIO
 
 from tacit.privacy import Budget, Guarantee, Ledger, Neighbours, Unit, accounting, events, mu_of, selection
 from tacit.privacy.events import DpEvent, gaussian_noise, same
@@ -23,7 +24,7 @@ from tacit.tune.equal import check_budget
 from tacit.tune.plan import SHAVE, score_share
 from tacit.tune.runners import Curator
 from tacit.tune.sampled import Sampled
-from tacit.tune.search import Tuned, check_terms, needed, part
+from tacit.tune.search import Tuned, check_terms, check_unit, needed, part
 from tacit.tune.space import Hyperparameters, Space
 from tacit.tune.trials import Score, Trainable, Trial, event_of, released
 
@@ -58,6 +59,7 @@ def plan_repeats(
     budget by RDP; the score takes what `precision` asks for, and at most the share `scores` of it.
     """
     check_budget(budget)
+    check_unit(trainable, unit)
     relation, people = Neighbours(neighbours), needed(part(trainable, size, "size"), "size")
     mu = _mu_of_a_trial(budget, float(mean), float(shape), relation) * SHAVE
     mu_score = score_share(budget, mu, 1, size=people, precision=precision, scores=scores)
@@ -104,7 +106,8 @@ def repeat_and_select(
     - Trials run here, one after the other, on parts of one receipt. What they print, warn or log is thrown away, a
       trial that fails loses, and there is no progress: all of these would tell how many trials there were. `curator`
       is told of every trial.
-    - How long the call takes tells something about the number, too: let nobody but the curator time it.
+    - How long the call takes tells something about the number, too: let nobody but the curator time it. The times in
+      the ledger are the curator's as well: that of the next charge tells when this search was over.
     - Batches drawn by chance: fix the steps and the batch (equal ends), for no trial may cost more than another.
 
     Formal guarantee: (epsilon, delta) of the budget for what is returned: the winner's model and hyperparameters. One
@@ -205,10 +208,12 @@ class _Numbers(random.Random):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Nothing is printed, warned or logged."""
+    """Nothing is printed, warned or logged: not by other languages and not by processes that are started, either."""
     before = logging.root.manager.disable
     with ExitStack() as stack:
         nowhere = stack.enter_context(open(os.devnull, "w"))
+        for number, stream in ((1, sys.__stdout__), (2, sys.__stderr__)):
+            _divert(number, stream, nowhere, stack)
         stack.enter_context(redirect_stdout(nowhere))
         stack.enter_context(redirect_stderr(nowhere))
         stack.enter_context(warnings.catch_warnings())
@@ -218,3 +223,22 @@ def _quiet() -> Iterator[None]:
             yield
         finally:
             logging.disable(before)
+
+
+def _divert(number: int, stream: TextIO | None, nowhere: TextIO, stack: ExitStack) -> None:
+    """Send a file descriptor nowhere until the stack unwinds; one that is closed has nothing to tell."""
+
+    def flush() -> None:
+        with suppress(OSError, ValueError):
+            if stream is not None:
+                stream.flush()
+
+    try:
+        kept = os.dup(number)
+    except OSError:
+        return
+    stack.callback(os.close, kept)
+    flush()
+    os.dup2(nowhere.fileno(), number)
+    stack.callback(os.dup2, kept, number)
+    stack.callback(flush)  # first of the three: what is still in a buffer goes nowhere as well

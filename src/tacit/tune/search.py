@@ -7,13 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tacit.privacy import Budget, Guarantee, Ledger, Mode, Neighbours, Unit, epsilon_of
+from tacit.privacy import Budget, BudgetExceeded, Guarantee, Ledger, Mode, Neighbours, Unit, epsilon_of
 from tacit.privacy.events import DpEvent
 from tacit.privacy.state import Subject
 from tacit.recipes import Progress
 from tacit.tune.runners import Curator, Here, Runner
 from tacit.tune.space import Hyperparameters
 from tacit.tune.trials import Job, Score, Trainable, Trial, event_of
+
+
+class RunFailed(RuntimeError):
+    """A charged run that came to nothing; the curator knows why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +94,15 @@ class Payer:
         """One charged run without a score; of `event`, if that was planned."""
         event = event or event_of(self.trainable, point, mu, self.neighbours)
         receipt = self.ledger.charge(self.subject, event, stage="tune", note=note, seed=self.seed)
-        return self.trainable(point, mu, receipt)
+        try:
+            return self.trainable(point, mu, receipt)
+        except Exception as error:  # its text is private
+            said = f"{type(error).__name__}: {error}"
+        if self.curator is not None:
+            self.curator(Trial(hyperparameters=point, mu=mu, score=None, receipt=receipt.id), said)
+        raise RunFailed(
+            f"The run on {receipt} failed, and stays charged. What went wrong may tell of rows: curator= is told."
+        )
 
     def tell(self, what: str, done: int, total: int) -> None:
         if self.progress is not None:
@@ -119,6 +131,24 @@ def open_subject(
             "need the gaussian mode."
         )
     check_terms(known, unit=unit, neighbours=neighbours)
+
+
+def check_unit(trainable: Any, unit: Unit | str) -> None:
+    """Refuse a search that would promise something to others than those whose contributions are bounded."""
+    own = getattr(trainable, "unit", None)
+    if isinstance(own, Unit) and own != Unit(unit):
+        raise ValueError(f"The units of this trainable are of the kind {str(own)!r}: say unit={str(own)!r}.")
+
+
+def check_affordable(ledger: Ledger, subject: str, mu: float, delta: float, what: str) -> None:
+    """Refuse what a subject in the gaussian mode cannot pay for, before the first charge."""
+    left = ledger.remaining(subject)
+    if left.mu is not None and mu > left.mu * (1 + 1e-12):
+        raise BudgetExceeded(
+            f"{subject} cannot afford {what}: they cost epsilon {epsilon_of(mu, delta):.6g}, and what is left is "
+            f"{left}. Nothing was charged.",
+            left,
+        )
 
 
 def check_terms(known: Subject, *, unit: Unit | str, neighbours: Neighbours | str) -> None:

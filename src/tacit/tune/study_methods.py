@@ -70,6 +70,7 @@ class Probe(Finetuning):
             optimiser=partial(_optimiser, training),
             head="new" if training.start == "zero" else "keep",
             bias=training.bias,
+            measure="accuracy",
         )
         self.accounting = training.accounting
         self.count = Count()
@@ -126,10 +127,12 @@ class LinearScaling:
     axis: Axis = "epsilon"
     way: Way = "balanced"
     draw: Draw = "following"
+    measure: Literal["loss", "accuracy"] = "loss"
     precision: float = 0.01
 
     def __call__(self, given: Given) -> Tuned:
         made = plan(given.budget, self.trials, sweeps=self.sweeps, size=given.probe.size, precision=self.precision)
+        given.probe.measure = self.measure
         return linear_scaling(
             given.probe,
             given.space,

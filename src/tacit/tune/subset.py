@@ -10,7 +10,7 @@ from tacit.privacy import Budget, Guarantee, Ledger, Neighbours, Unit
 from tacit.tune.equal import check_budget
 from tacit.tune.plan import SHAVE
 from tacit.tune.repeat import repeat_and_select
-from tacit.tune.search import Payer, Tuned, needed, part
+from tacit.tune.search import Payer, Tuned, check_unit, needed, part
 from tacit.tune.space import Hyperparameters, Space
 from tacit.tune.trials import Trainable, event_of
 
@@ -44,7 +44,8 @@ def subset_search(
       they carry grows: the learning rate found is multiplied by the ratio of the (public) sizes, and so is a searched
       batch, which keeps the sampling rate; both stay in the box. Steps and clip stay as they are. "keep": all do.
     - The ledger gets two subjects, "SUBJECT, to tune on" and "SUBJECT, the rest", declared disjoint: they are new ones
-      each time, for the coins are. `guarantee` is the worse of the two.
+      each time, for the coins are. `guarantee` is the worse of the two. The time between their charges is that of the
+      search: where that is secret (`repeat_and_select`), so are the times in the ledger.
 
     Formal guarantee: that of the budget, for each unit; unit and neighbours as given. Take two data sets that differ in
     one unit, toss the same coins for all others, and one for that unit (where it is absent, too: nothing depends on
@@ -65,6 +66,8 @@ def subset_search(
             f"A part of {min(sizes.values())} declared units is too small to keep to itself who is in it: at least "
             f"{_FEWEST} are needed. Nothing was charged."
         )
+    check_unit(few, unit)
+    check_unit(rest, unit)
     names = [f"{subject}, to tune on", f"{subject}, the rest"]
     if taken := {known.name for known in ledger.subjects()} & set(names):
         raise ValueError(f"There is a subject {min(taken)!r} already, of other coins: choose a new name.")
@@ -78,7 +81,15 @@ def subset_search(
     sampled = getattr(rest, "sampled", None)
     plan = [event] if sampled is not None and sampled(point) else None
     ledger.subject(names[1], budget, unit=unit, neighbours=relation, plan=plan, disjoint_from=names[:1])
-    payer = Payer(trainable=rest, ledger=ledger, subject=names[1], neighbours=relation, delta=budget.delta, seed=seed)
+    payer = Payer(
+        trainable=rest,
+        ledger=ledger,
+        subject=names[1],
+        neighbours=relation,
+        delta=budget.delta,
+        curator=options.get("curator"),
+        seed=seed,
+    )
     model = payer.train(point, mu, event)
     return Tuned(
         model=model,

@@ -17,7 +17,11 @@ GRID = 2.0**-10  # of scores: what one unit adds is rounded to it
 
 
 class Trainable(Protocol):
-    """Trains with these hyperparameters on a receipt that is worth `mu`, and returns a model (or anything else)."""
+    """Trains with these hyperparameters on a receipt that is worth `mu`, and returns a model (or anything else).
+
+    Whether it raises is seen (not what), so the values of rows must not decide that: a bad row contributes zero. The
+    same goes for a score.
+    """
 
     def __call__(self, hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> Any: ...
 
@@ -58,7 +62,7 @@ class Job:
     mu_score: float
     size: int
     subject: str
-    ledger: str
+    ledger: str = field(repr=False)  # it may have a password
     note: str
     seed: int | None = None
     keep: bool = False  # hand back the model, too

@@ -12,6 +12,7 @@ from tacit.privacy.events import DpEvent, leaves
 from tacit.privacy.receipts import released
 from tacit.tune.equal import check_budget, declare
 from tacit.tune.plan import SHAVE
+from tacit.tune.runners import Curator
 from tacit.tune.search import Payer, Tuned, needed, part
 from tacit.tune.space import Hyperparameters
 from tacit.tune.trials import Trainable, event_of
@@ -46,6 +47,7 @@ def adam_without_second_moment(
     stabiliser: float = 1e-8,
     unit: Unit | str = Unit.SAMPLE,
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
+    curator: Curator | None = None,
     seed: int | None = None,
 ) -> Tuned:
     """One run at the whole budget whose learning rate follows from its noise; the number of steps is yours to say.
@@ -68,7 +70,13 @@ def adam_without_second_moment(
     sampled = getattr(trainable, "sampled", None)
     by_chance = sampled is not None and sampled(point)
     payer = Payer(
-        trainable=trainable, ledger=ledger, subject=subject, neighbours=relation, delta=budget.delta, seed=seed
+        trainable=trainable,
+        ledger=ledger,
+        subject=subject,
+        neighbours=relation,
+        delta=budget.delta,
+        curator=curator,
+        seed=seed,
     )
     if by_chance and batch is None:
         raise ValueError("Say batch=, the mean size of the batches that are drawn: sums are divided by it.")
