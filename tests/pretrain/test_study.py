@@ -197,7 +197,7 @@ def test_the_recipes_are_read() -> None:
         kind, study = recipes.read(path, _Configs())
         assert kind == "pretrain"
         methods = {group.method for group in study.pretrain}
-        assert {"scratch", "standard", "amp", "dpadapter"} <= methods
+        assert {"scratch", "standard", "dpadapter"} <= methods
         assert list(studying._choices(study, Path()))
 
 

@@ -237,7 +237,7 @@ def rows(size: int = 400) -> tuple[Tensor, Tensor]:
 
 def test_fine_tuning_runs_on_a_trials_receipt_and_neither_settles_nor_leases() -> None:
     ledger, told = Ledger("sqlite://"), []
-    tuned = tune.Finetuning(nn.Sequential(nn.Identity(), nn.Linear(4, 2)), rows(2000), size=2000)
+    tuned = tune.Finetuning(nn.Sequential(nn.Identity(), nn.Linear(4, 2)), rows(2000), size=2000, measure="accuracy")
     found = tune.repeat_and_select(
         tuned,
         tune.Space(lr=(0.1, 1.0), steps=(2, 8)),
