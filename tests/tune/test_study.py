@@ -98,7 +98,8 @@ def test_a_study_runs_keeps_its_cells_and_is_read_back(features: Path, tmp_path:
         "Learning rate, steps and epsilon",
         "Trials as they were released, and decisions",
     ]
-    assert "RERR" in findings.summary[0].markdown()
+    told = result.reduction("corners", by_name["linear scaling"], 1.0)  # None if chance has put random search ahead
+    assert ("RERR" in findings.summary[0].markdown()) == (told is not None)
     assert len(report.trials(result).rows) == 3 + 6 + 1
     assert len(report.pictures(result)) == 3
     runs = {row[0]: row[1] for row in report.times(result).rows}
