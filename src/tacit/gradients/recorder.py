@@ -166,7 +166,8 @@ class Recorder:
 
     def _pull_back(self, target: Target, piece: Piece) -> None:
         """From the gradient of a computed value to those of its parameters, unit by unit."""
-        assert target.origin is not None
+        if target.origin is None:
+            raise ValueError(f"{target.names[0]} was not computed from parameters: there is nothing to pull back to.")
         if target.lines is not None and isinstance(piece, PerRow):
             self._pieces[target.names[0]].append(self._at_lines(target, target.lines, piece))
             return

@@ -100,7 +100,8 @@ def end_labels(axes: Axes, labels: list[tuple[float, str, str]], size: float = 9
     """Name each line at its right end (height, text, colour), moved apart where they would overlap."""
     low, high = axes.get_ylim()
     owner = axes.get_figure()
-    assert isinstance(owner, Figure)
+    if not isinstance(owner, Figure):
+        raise TypeError("These axes are not in a figure of their own.")
     gap = size * 1.35 / (owner.get_figheight() * 72 * 0.78)  # of the axes' height
     places = sorted((((y - low) / (high - low), text, tint) for y, text, tint in labels), key=lambda label: label[0])
     spread = [place for place, _, _ in places]

@@ -55,7 +55,8 @@ def _record(
     The sums over positions are small matrix products, which read the large tensors once.
     """
     target = on_weight or on_bias
-    assert target is not None
+    if target is None:
+        raise ValueError("A norm layer was recorded of which neither gain nor shift is trained.")
     rows, shape = recorder.units.rows, x.shape[x.dim() - lead :]
     g, x, mean, rstd = (recorder.rows_first(target, t) for t in (g, x, mean, rstd))
     g, x = wide(g.reshape(rows, -1, shape.numel())), wide(x.reshape(rows, -1, shape.numel()))
