@@ -334,7 +334,7 @@ def test_a_final_run_that_fails_keeps_its_words_and_what_the_trials_found() -> N
 
     def trains(hyperparameters: tune.Hyperparameters, mu: float, receipt: Receipt) -> float:
         calls.append(mu)
-        return breaks(hyperparameters, mu, receipt) if len(calls) == 7 else 0.5
+        return (breaks if len(calls) == 7 else works)(hyperparameters, mu, receipt)
 
     found = tune.linear_scaling(
         trains,

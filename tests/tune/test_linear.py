@@ -12,7 +12,7 @@ import torch
 from made_up import Hill, breaks, dies, half, works
 
 from tacit import tune
-from tacit.privacy import Budget, BudgetExceeded, Ledger, Mode, Neighbours, epsilon_of, mu_of
+from tacit.privacy import Budget, BudgetExceeded, Ledger, Mode, Neighbours, Receipt, epsilon_of, mu_of
 from tacit.privacy.events import from_json, gaussian_noise
 
 BOX = tune.Space(lr=(0.01, 10.0), steps=(1, 50))
@@ -111,10 +111,10 @@ def test_one_unit_moves_a_score_by_at_most_what_was_paid_for(neighbours: Neighbo
 def test_failed_trials_stay_charged_and_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     ledger, told = Ledger("sqlite://"), []
 
-    def trains(hyperparameters: tune.Hyperparameters, mu: float, receipt: object) -> float:
+    def trains(hyperparameters: tune.Hyperparameters, mu: float, receipt: Receipt) -> float:
         if mu < 0.1:
-            return breaks(hyperparameters, mu, receipt)  # type: ignore[arg-type]
-        return 0.5
+            return breaks(hyperparameters, mu, receipt)
+        return works(hyperparameters, mu, receipt)
 
     found = tune.linear_scaling(
         trains,

@@ -12,6 +12,7 @@ from torch import Tensor
 from tacit import tune
 from tacit.privacy import Budget, Ledger, Neighbours, epsilon_of, grid_sum, mechanisms, mu_of
 from tacit.privacy.events import from_json, repeat
+from tacit.refusals import Problem
 
 ONE = Budget(1.0, 1e-6)
 
@@ -121,18 +122,61 @@ def test_the_choice_audited() -> None:
     assert 0.5 < math.log(low / high) <= 4.0
 
 
-def test_a_score_that_fails_counts_as_zero(capfd: pytest.CaptureFixture[str]) -> None:
-    def score(share: float) -> Tensor:
-        if share > 0.8:
-            raise ArithmeticError("patient 17 has a fever")
-        return right(share) if share < 0.5 else torch.full((5000, 2), share)
+def test_a_unit_that_cannot_be_scored_counts_as_zero_and_nobody_else_does(capfd: pytest.CaptureFixture[str]) -> None:
+    """1,000 units, 810 of them right: with one that raises, 809 are. Without isolation everybody's score is gone."""
 
+    def one(share: float, unit: int) -> float:
+        if unit == 3:
+            raise ArithmeticError("patient 17 has a fever")
+        return float(unit < 1000 * share)
+
+    score = tune.by_unit(range(1000), one)
+    assert score(0.81).sum() == 809
     for release in ("scores", "winner"):
         found = tune.noisy_selection(
-            [0.9, 0.4, 0.6], score, ONE, ledger=Ledger("sqlite://"), subject="p", size=5000, release=release
+            [0.2, 0.81], score, Budget(20.0, 1e-5), ledger=Ledger("sqlite://"), subject="p", size=1000, release=release
         )
-        assert found.candidate == 0.4
-        assert "patient" not in repr(found) + "".join(capfd.readouterr())
+        assert found.index == 1
+        if found.scores is not None:  # false alarm: 10 standard deviations
+            assert abs(found.scores[1] - 0.809) < 10 * found.error
+    assert "patient" not in repr(found) + "".join(capfd.readouterr())
+
+
+def test_what_is_no_number_counts_as_zero() -> None:
+    odd = {0: math.nan, 1: "fever", 2: None, 3: torch.ones(2), 4: 1.0}
+    assert tune.by_unit(list(odd), lambda _, unit: odd[unit])(None).nan_to_num().tolist() == [0, 0, 0, 0, 1]
+
+
+def test_memory_is_the_machines_matter() -> None:
+    def one(_: float, __: int) -> float:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        tune.by_unit(range(3), one)(0.5)
+
+
+@pytest.mark.parametrize("what", ["raises", "two dimensions"])
+def test_a_score_that_fails_as_a_whole_is_refused_before_the_charge(what: str) -> None:
+    heard: list[Problem] = []
+
+    class Notes:
+        def error(self, problem: Problem) -> None:
+            heard.append(problem)
+
+    def score(share: float) -> Tensor:
+        if what == "raises":
+            raise ArithmeticError("patient 17 has a fever")
+        return torch.full((5000, 2), share)
+
+    ledger = Ledger("sqlite://")
+    with pytest.raises(ValueError, match="Nothing was charged") as error:
+        tune.noisy_selection([0.9, 0.4], score, ONE, ledger=ledger, subject="p", size=5000, curator=Notes())
+    assert ledger.entries() == []
+    assert error.value.__cause__ is None
+    assert error.value.__context__ is None
+    assert "patient" not in str(error.value)
+    assert ["patient 17 has a fever" in problem.details for problem in heard] == [True] * (what == "raises")
+    assert "patient" not in repr(heard)
 
 
 def test_what_cannot_be_is_refused_before_anything_is_charged() -> None:

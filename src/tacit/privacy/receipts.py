@@ -212,6 +212,15 @@ def claim(receipt: Receipt) -> None:
         receipt._use["run"] = True
 
 
+def check_used(receipt: Receipt) -> None:
+    """Refuse a receipt from which nothing was released: no guarantee follows from noise that was never drawn."""
+    if not receipt.used:
+        raise ReceiptError(
+            f"Nothing was released on receipt {receipt.id[:8]}: what was computed has no noise that the charge speaks "
+            "of, so it is not private, and it is not handed out. Let every look at the data go through the receipt."
+        )
+
+
 def check_charged(receipt: Receipt) -> None:
     """Refuse a receipt that no ledger knows: one that pays for a trial inside a search."""
     whole = receipt._use.get("search")

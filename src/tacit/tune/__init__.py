@@ -13,7 +13,7 @@ from tacit.tune.search import RunFailed, Tuned
 from tacit.tune.selection import Selected, noisy_selection
 from tacit.tune.space import Hyperparameters, Space
 from tacit.tune.subset import subset_search
-from tacit.tune.trials import Trainable, Trial
+from tacit.tune.trials import Trainable, Trial, by_unit
 from tacit.tune.wosm import adam_without_second_moment, dpgd_wosm
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "Trial",
     "Tuned",
     "adam_without_second_moment",
+    "by_unit",
     "dpgd",
     "dpgd_wosm",
     "fit_line",

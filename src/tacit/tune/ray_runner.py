@@ -12,8 +12,8 @@ from typing import Any
 import sqlalchemy as sa
 import torch
 
-from tacit.privacy import Ledger
-from tacit.tune.runners import Done, check_shared
+from tacit.privacy import Ledger, ReceiptError
+from tacit.tune.runners import REFUSALS, Done, check_shared
 from tacit.tune.trials import Job, Trial
 
 
@@ -70,18 +70,25 @@ class RayRunner:
                 ray.cancel(reference, force=True)
 
 
-def _work(job: Job, threads: int) -> tuple[Trial, str]:
+def _work(job: Job, threads: int) -> tuple[Trial, str] | Exception:
     torch.set_num_threads(threads)
-    return job.run()
+    try:
+        return job.run()
+    except REFUSALS as error:  # as a value: what a task raises, Ray prints with its traceback
+        return error
 
 
 def _received(ray: Any, reference: Any, job: Job) -> tuple[Trial, str]:
     try:
-        found: tuple[Trial, str] = ray.get(reference)
-    except ray.exceptions.RayError as error:  # killed, or refused by the ledger
+        found: tuple[Trial, str] | Exception = ray.get(reference)
+    except ray.exceptions.RayError as error:  # killed
+        found = error
+    if isinstance(found, ReceiptError):  # nothing was released: no result of this search is private
+        raise found
+    if isinstance(found, Exception):
         lost = Trial(hyperparameters=job.hyperparameters, mu=job.mu, score=None)
-        reason = (str(error).strip().splitlines() or [""])[-1]
-        found = (lost, f"the task ended without a result ({type(error).__name__}: {reason})")
+        reason = (str(found).strip().splitlines() or [""])[-1]
+        return lost, f"the task ended without a result ({type(found).__name__}: {reason})"
     return found
 
 

@@ -26,7 +26,7 @@ from tacit.tune.runners import Curator
 from tacit.tune.sampled import Sampled
 from tacit.tune.search import Tuned, check_terms, check_unit, needed, part
 from tacit.tune.space import Hyperparameters, Space
-from tacit.tune.trials import Score, Trainable, Trial, event_of, released
+from tacit.tune.trials import Score, Trainable, Trial, event_of, released, trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,9 @@ def repeat_and_select(
     trial draws its point by chance from the box, trains, and releases a noisy score; whatever the point, that is RDP as
     the inner event is. The best of a truncated negative binomial or Poisson number of independent trials is then RDP by
     theorems 2 and 6 of Papernot & Steinke, which is what the one charge of the ledger says. It does not hold for who
-    sees the number of trials, their timing, or anything of a trial that lost.
+    sees the number of trials, their timing, or anything of a trial that lost. A trainable that returns without a
+    release ends the search with a `ReceiptError` and no result: that depends on its code, the drawn points and the
+    number of trials, which no row decides.
     """
     plan = plan_repeats(
         trainable,
@@ -141,10 +143,16 @@ def repeat_and_select(
         model, found, wrong = None, -math.inf, ""
         with _quiet():
             try:
-                model = trainable(point, plan.mu, trial.pay(_training(trainable, point, plan, receipt.neighbours)))
-                found = released(judge(model), trial.pay(plan.score), people)
-            except Exception as error:  # whatever a trainable can do with rows
+                paid = trial.pay(_training(trainable, point, plan, receipt.neighbours))
+            except Exception as error:  # a point that costs more than was planned loses
                 wrong = f"{type(error).__name__}: {error}"
+            else:
+                model, wrong = trained(trainable, point, plan.mu, paid)
+            if not wrong:
+                try:
+                    found = released(judge(model), trial.pay(plan.score), people)
+                except Exception as error:  # whatever a score can do with rows
+                    wrong = f"{type(error).__name__}: {error}"
         if curator is not None:
             curator(Trial(hyperparameters=point, mu=plan.mu, score=None if wrong else found), wrong)
         return found, (model, point)

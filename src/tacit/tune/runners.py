@@ -16,8 +16,10 @@ from typing import Any, Protocol
 
 import torch
 
-from tacit.privacy import BudgetExceeded, Ledger, LedgerError
+from tacit.privacy import BudgetExceeded, Ledger, LedgerError, ReceiptError
 from tacit.tune.trials import Job, Trial
+
+REFUSALS = (LedgerError, BudgetExceeded, ReceiptError)  # of the ledger and its receipts: they say nothing of any row
 
 Done = Iterator[tuple[int, Trial, str]]  # which job, what came out, and what went wrong (for the curator)
 
@@ -87,7 +89,7 @@ def _work(pipe: Connection[Any, Any], job: Job, threads: int) -> None:
     torch.set_num_threads(threads)
     try:
         pipe.send(job.run())
-    except (LedgerError, BudgetExceeded) as error:  # of the ledger: it says nothing of any row
+    except REFUSALS as error:
         pipe.send(error)
     pipe.close()
 

@@ -13,7 +13,7 @@ from tacit.privacy.state import Subject
 from tacit.recipes import Progress
 from tacit.tune.runners import Curator, Here, Runner
 from tacit.tune.space import Hyperparameters
-from tacit.tune.trials import Job, Score, Trainable, Trial, event_of
+from tacit.tune.trials import Job, Score, Trainable, Trial, event_of, trained
 
 
 class RunFailed(RuntimeError):
@@ -94,10 +94,9 @@ class Payer:
         """One charged run without a score; of `event`, if that was planned."""
         event = event or event_of(self.trainable, point, mu, self.neighbours)
         receipt = self.ledger.charge(self.subject, event, stage="tune", note=note, seed=self.seed)
-        try:
-            return self.trainable(point, mu, receipt)
-        except Exception as error:  # its text is private
-            said = f"{type(error).__name__}: {error}"
+        model, said = trained(self.trainable, point, mu, receipt)
+        if not said:
+            return model
         if self.curator is not None:
             self.curator(Trial(hyperparameters=point, mu=mu, score=None, receipt=receipt.id), said)
         raise RunFailed(

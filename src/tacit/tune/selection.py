@@ -14,12 +14,17 @@ from torch import Tensor
 from tacit.privacy import Budget, Guarantee, Ledger, Mode, Neighbours, Unit, events, grid_sum, mechanisms
 from tacit.privacy.accounting import noise_multiplier
 from tacit.privacy.events import DpEvent
+from tacit.refusals import Refusal, attempt
 from tacit.tune.equal import check_budget
 from tacit.tune.plan import SHAVE
 from tacit.tune.search import check_terms
 from tacit.tune.trials import GRID
 
 Candidate = TypeVar("Candidate")
+_FAILED = (
+    "The score of a candidate cannot be computed. Nothing was charged. What went wrong may tell of rows: curator.error "
+    "is told. Score unit by unit (tune.by_unit), and a unit that fails counts as zero."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +51,13 @@ def noisy_selection(
     unit: Unit | str = Unit.SAMPLE,
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
     seed: int | None = None,
+    curator: object = None,
 ) -> Selected[Candidate]:
     """Choose one of k candidates that are public or were paid for: what is paid here is the choice alone.
 
-    - `score(candidate)`: one number in [0, 1] per private unit, higher is better; `size`: their public number.
+    - `score(candidate)`: one number in [0, 1] per private unit, higher is better; `size`: their public number. Write
+      it with `by_unit`, and a unit whose number cannot be computed counts as zero. A function of your own that raises
+      is refused before anything is charged; `curator.error` is told why (see `tacit.refusals`).
     - `release="scores"`: all k noisy scores leave, and the highest is chosen. `precision`: the standard deviation that
       is enough for them, as a share (0.01: a point); the budget is what they may cost, and without it what they do.
     - `release="winner"`: nothing but the index leaves (report noisy max), at a noise that does not grow with k.
@@ -57,8 +65,9 @@ def noisy_selection(
     Formal guarantee: unit and neighbours as given. Each score is the sum over units of a number in [0, 1] on a public
     grid, which one unit moves by at most 1. "scores": k Gaussian releases, together mu = sqrt(k)/sigma with sigma in
     units. "winner": permute-and-flip with exponential noise, pure epsilon = 2/scale, which does not depend on k; to a
-    subject in the gaussian mode it is charged as the mu that dominates it. A score that cannot be computed counts as
-    zero. The candidates have to be independent of the units, or released under charges of their own.
+    subject in the gaussian mode it is charged as the mu that dominates it. Number i of a score has to come from unit i
+    alone (`by_unit` sees to it). All scores are computed before the charge and released after it, so no row decides an
+    error after it. The candidates have to be independent of the units, or released under charges of their own.
     """
     if not candidates or size < 1:
         raise ValueError("There is at least one candidate, and at least one unit.")
@@ -76,12 +85,12 @@ def noisy_selection(
         event, error = _scores(budget, len(candidates), size, precision, relation)
     else:
         event, error = _winner(budget, size, relation, None if known is None else known.terms.mode)
+    rows = [attempt(_numbers, score, candidate, sentence=_FAILED, curator=curator) for candidate in candidates]
     if known is None:
         plan = [event] if release == "winner" and not budget.pure else None
         ledger.subject(subject, budget, unit=unit, neighbours=relation, plan=plan)
     note = f"{release} of {len(candidates)} candidates"
     receipt = ledger.charge(subject, event, stage="tune", note=note, seed=seed)
-    rows = [_rows(score, candidate) for candidate in candidates]
     if release == "scores":
         noisy = [
             float(mechanisms.gaussian_query(grid_sum(row, low=0.0, high=1.0, grid=GRID), receipt)[0]) for row in rows
@@ -123,12 +132,9 @@ def _winner(budget: Budget, size: int, relation: Neighbours, mode: Mode | None) 
     return events.noisy_max(noise), noise / relation.factor / size
 
 
-def _rows(score: Callable[[Any], Tensor], candidate: Any) -> Tensor:
-    """One number per unit; none if they cannot be computed, for after a charge no value decides an error."""
-    try:
-        found = torch.as_tensor(score(candidate)).detach().to("cpu", torch.float64)
-        if found.dim() == 1:
-            return found
-    except Exception:  # whatever a score can do with rows; its text is private
-        pass
-    return torch.zeros(1, dtype=torch.float64)
+def _numbers(score: Callable[[Any], Tensor], candidate: Any) -> Tensor:
+    """One number per unit."""
+    found = torch.as_tensor(score(candidate)).detach().to("cpu", torch.float64)
+    if found.dim() != 1:
+        raise Refusal("A score is one number per unit, in one dimension. Nothing was charged.")
+    return found

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from tacit.privacy import Ledger, Neighbours, Receipt, events, grid_sum, mechanisms
 from tacit.privacy.events import DpEvent
+from tacit.privacy.receipts import check_used
+from tacit.refusals import of_the_machine
 from tacit.tune.space import Hyperparameters
 
 GRID = 2.0**-10  # of scores: what one unit adds is rounded to it
@@ -19,8 +22,9 @@ GRID = 2.0**-10  # of scores: what one unit adds is rounded to it
 class Trainable(Protocol):
     """Trains with these hyperparameters on a receipt that is worth `mu`, and returns a model (or anything else).
 
-    Whether it raises is seen (not what), so the values of rows must not decide that: a bad row contributes zero. The
-    same goes for a score.
+    Everything it learns from the data goes through mechanisms on that receipt; one that returns without a single
+    release is an error (`ReceiptError`), and the search returns nothing. Whether it raises is seen (not what), so the
+    values of rows must not decide that: a bad row contributes zero. The same goes for a score (see `by_unit`).
     """
 
     def __call__(self, hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> Any: ...
@@ -33,7 +37,7 @@ class Priced(Protocol):
     def event(self, hyperparameters: Hyperparameters, mu: float, neighbours: Neighbours) -> DpEvent: ...
 
 
-Score = Callable[[Any], Tensor]  # of a model: one number in [0, 1] per unit, higher is better
+Score = Callable[[Any], Tensor]  # of a model: one number in [0, 1] per unit, each from that unit alone; see by_unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,14 +89,62 @@ class Job:
             note=f"{self.note}: score",
             seed=self.seed,
         )
-        model, score, wrong = None, None, ""
-        try:
-            model = self.trainable(self.hyperparameters, self.mu, paid)
-            score = released(self.score(model), marked, self.size)
-        except Exception as error:  # whatever a trainable can do with rows; its text is private
-            wrong = f"{type(error).__name__}: {error}"
+        score = None
+        model, wrong = trained(self.trainable, self.hyperparameters, self.mu, paid)
+        if not wrong:
+            try:
+                score = released(self.score(model), marked, self.size)
+            except Exception as error:  # whatever a score can do with rows; its text is private
+                wrong = f"{type(error).__name__}: {error}"
         kept = model if self.keep and score is not None else None
         return Trial(hyperparameters=self.hyperparameters, mu=self.mu, score=score, receipt=paid.id, model=kept), wrong
+
+
+def trained(trainable: Trainable, point: Hyperparameters, mu: float, receipt: Receipt) -> tuple[Any, str]:
+    """What a trainable returns, and what went wrong, for the curator alone.
+
+    Raises `ReceiptError` if it returned without a release: its result would be labelled private and is not. That is a
+    property of the trainable's code, so the error tells nothing of any row.
+    """
+    model, wrong = None, ""
+    try:
+        model = trainable(point, mu, receipt)
+    except Exception as error:  # whatever a trainable can do with rows; its text is private
+        wrong = f"{type(error).__name__}: {error}"
+    if not wrong:
+        check_used(receipt)
+    return model, wrong
+
+
+@dataclass(frozen=True, eq=False)
+class ByUnit:
+    """A score that is computed unit by unit; see `by_unit`."""
+
+    units: Sequence[Any] = field(repr=False)
+    one: Callable[[Any, Any], Any] = field(repr=False)
+
+    def __call__(self, model: Any) -> Tensor:
+        return torch.tensor([self._of(model, place) for place in range(len(self.units))], dtype=torch.float64)
+
+    def _of(self, model: Any, place: int) -> float:
+        try:
+            return float(self.one(model, self.units[place]))
+        except Exception as error:  # of this unit alone; its text is private
+            if of_the_machine(error):
+                raise
+            return 0.0
+
+
+def by_unit(units: Sequence[Any], one: Callable[[Any, Any], Any]) -> Score:
+    """A score from a function of one unit: `one(model, unit)` is a number in [0, 1], higher is better.
+
+    `units[i]` is what the function needs to know of unit i: its rows, say, or its number.
+
+    Formal guarantee: number i is computed from the model and unit i alone, and a unit whose number cannot be computed,
+    or is none, counts as zero. So one unit moves the sum by at most 1, whatever it does to the function. A score that
+    is given as a function of the model instead has to see to that by itself.
+    """
+    return ByUnit(units, one)
 
 
 def event_of(trainable: Trainable, hyperparameters: Hyperparameters, mu: float, neighbours: Neighbours) -> DpEvent:

@@ -1,0 +1,80 @@
+"""What recipients are told when something is wrong, and what only the curator is.
+
+The text of a foreign exception (a data set's, a model's) may hold values of private rows: "patient 4711, scan
+corrupt". So foreign code that is given private rows runs inside `attempt`: recipients get a fixed sentence, and the
+details go to the curator, or nowhere.
+
+The curator is whatever was given as `curator=`. If it has an attribute `error`, that is called with a `Problem`:
+
+    class Notes:
+        def __call__(self, step, total): ...            # each step's sum, before its noise
+        def error(self, problem): print(problem.details)  # beside the data, never in a report
+
+    finetune.fit(..., curator=Notes())
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+class Refusal(ValueError):
+    """A sentence of tacit's own for whoever made the mistake: it tells no value of any row, and no number of rows."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What went wrong, for the curator alone."""
+
+    sentence: str  # what recipients were told, or what was done about it
+    details: str = field(repr=False)  # private: the foreign exception with its traceback
+
+
+def attempt(function: Callable[..., T], *args: Any, sentence: str, curator: object) -> T:
+    """What the function returns; if it raises, a `Refusal` with the fixed sentence, and the details to the curator.
+
+    A `Refusal` from inside is passed on, and so is what is wrong with the machine (see `of_the_machine`). The foreign
+    exception is neither cause nor context of what is raised, so no traceback prints it. Call it outside of any
+    `except` clause.
+    """
+    try:
+        return function(*args)
+    except Refusal:
+        raise
+    except Exception as error:
+        if of_the_machine(error):
+            raise
+        problem = Problem(sentence, text_of(error))
+    tell(curator, problem)
+    raise Refusal(sentence)
+
+
+def tell(curator: object, problem: Problem) -> None:
+    """Tell the curator, if there is one who wants to hear of problems."""
+    hear = getattr(curator, "error", None)
+    if hear is not None:
+        hear(problem)
+
+
+def text_of(error: BaseException) -> str:
+    """An exception with its traceback. Private."""
+    return "".join(traceback.format_exception(error))
+
+
+def of_the_machine(error: BaseException) -> bool:
+    """Whether an exception is about memory: then it is the machine's failure, not a row's.
+
+    Formal guarantee: none is needed as long as what is asked of the machine does not depend on rows. Rows are taken in
+    portions whose size is public (`finetune.predictions`), so neither a large Poisson draw nor anybody's values ask for
+    more memory than the rehearsal before the charge did.
+    """
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
