@@ -61,7 +61,29 @@ def test_uniforms_lie_in_the_half_open_interval_with_53_bits(monkeypatch: pytest
     key = NoiseKey()
     assert key.uniforms(0, 4).tolist() == [2.0**-53, 1.0, 2.0**-52, 2.0**-53]
     assert torch.isfinite(key.normals(0, 4)).all()
-    assert key.normals(0, 4).abs().max() <= math.sqrt(2 * 53 * math.log(2)) + 1e-12
+    assert key.normals(0, 4).abs().max() <= math.sqrt(2 * 106 * math.log(2)) + 1e-12
+
+
+def test_a_small_radius_has_further_bits_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """(w + v) / 2^53 with v from block 2^63 + pair of the same release, for w + 1 up to 2^40 and for no larger one."""
+    firsts = [0, 1, 12_345, 2**40 - 1, 2**40, 2**52]  # the words w of six pairs
+    angles = [2**51 + 99] * 6
+
+    class Stream:
+        def update_into(self, data: memoryview, out: bytearray) -> None:
+            out[: len(data)] = b"".join((word << 11).to_bytes(8, "little") for word in firsts + angles)
+
+    key = NoiseKey("further bits")
+    monkeypatch.setattr(NoiseKey, "_open", lambda *_: Stream())
+    cipher = Cipher(algorithms.AES(key._key), modes.ECB()).encryptor()
+    expected = []
+    for pair, word in enumerate(firsts):
+        block = cipher.update((9).to_bytes(8, "big") + (2**63 + pair).to_bytes(8, "big"))
+        v = (int.from_bytes(block[:8], "little") >> 11) + 1
+        exact = word * 2**53 + v if word < 2**40 else (word + 1) * 2**53  # of 2^-106
+        expected.append(math.sqrt(2 * (106 * math.log(2) - math.log(exact))))
+    found = key.normals(9, 12).view(2, 6)
+    np.testing.assert_allclose(torch.hypot(found[0], found[1]).numpy(), expected, rtol=1e-13)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 999, 1000])

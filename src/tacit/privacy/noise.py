@@ -4,6 +4,10 @@ A key of 256 bits from the operating system drives AES-256 in counter mode; the 
 it) is the counter, so noise is never drawn twice for two different releases of one key. Uniforms have 53 bits;
 Box–Muller and everything after it are float64. torch's CPU generator would keep 32 bits of its seed, and one release
 of a few known coordinates would give it away.
+
+The radius of Box–Muller is sqrt(-2 log u). With u = k 2^-53 the far normals would lie on circles that are 1/(k radius)
+apart: at k < 2^20 that is visible on a grid of 2^-20, and which circles can be hit tells the sum. So a small u gets 53
+further bits, from a part of the counter of its own, and circles are nowhere further apart than 2^-42.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from torch import Tensor
 
 _CHUNK = 1 << 17  # pairs of normals at a time: bounded memory, used again and again while it is in cache
+_SMALL = 2.0**-13  # radius uniforms at or below it get further bits: one in 8,192
+_FURTHER = 1 << 63  # where in a release's counter these begin, one block per pair
 
 
 class NoiseKey:
@@ -48,6 +54,7 @@ class NoiseKey:
         for start in range(0, pairs, _CHUNK):
             size = min(_CHUNK, pairs - start)
             uniforms = draw(stream, 2 * size)
+            self._refine(uniforms[:size], release, start)
             radius = uniforms[:size].log_().mul_(-2).sqrt_()
             angle = uniforms[size:].mul_(2 * math.pi)
             part = out[2 * start : 2 * (start + size)]
@@ -60,6 +67,17 @@ class NoiseKey:
         if not 0 <= purpose < 4 or release >= 1 << 61:
             raise ValueError("There are four purposes, 0 to 3, and releases up to 2^61.")
         return _Uniforms(count)(self._open(release, (1 << 63) + (purpose << 61)), count)
+
+    def _refine(self, uniforms: Tensor, release: int, start: int) -> None:
+        """Turn each small (w + 1) 2^-53 into (w + v) 2^-53, where v is a fresh uniform in (0, 1]; in place."""
+        small = torch.nonzero(uniforms <= _SMALL).flatten()
+        if len(small):
+            top = release.to_bytes(8, "big")
+            blocks = b"".join(top + (_FURTHER + start + pair).to_bytes(8, "big") for pair in small.tolist())
+            drawn = Cipher(algorithms.AES(self._key), modes.ECB()).encryptor().update(blocks)
+            words = torch.frombuffer(bytearray(drawn), dtype=torch.int64)[::2].bitwise_right_shift(11)
+            v = words.bitwise_and_((1 << 53) - 1).add_(1).double().mul_(2.0**-53)
+            uniforms[small] -= (1 - v).mul_(2.0**-53)
 
     def _open(self, release: int, lane: int = 0) -> CipherContext:
         if not 0 <= release < 1 << 63:
