@@ -2,6 +2,7 @@
 
 from tacit.adapt.adapter import Adapter, Options
 from tacit.adapt.fisher import Fisher, fisher
+from tacit.adapt.follow import Scores, follow
 from tacit.adapt.forms import DP, Clip, Privacy
 from tacit.adapt.makers import COME, EATA, SAR, DeYO, Tent
 from tacit.adapt.methods import Certain, Filter, Method, Structured, Unusual
@@ -22,12 +23,14 @@ __all__ = [
     "Method",
     "Options",
     "Privacy",
+    "Scores",
     "Structured",
     "Tent",
     "Unusual",
     "close_adapter",
     "entropy",
     "fisher",
+    "follow",
     "opinion",
     "opinion_as_printed",
     "resume_adapter",

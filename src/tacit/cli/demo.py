@@ -1,16 +1,18 @@
-"""`tacit demo`: a deployed model meets shifted images and adapts, privately and not, on real data, in minutes."""
+"""`tacit demo`: the quickest look, on images and a model that are in the package."""
 
 from __future__ import annotations
 
 import shutil
-from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tacit.cli.output import AsJson
-from tacit.cli.run import run
+from tacit.cli.output import AsJson, print_json
+
+if TYPE_CHECKING:
+    from tacit.recipes import Progress
+    from tacit.report.write import Findings
 
 
 def demo(
@@ -18,7 +20,24 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Watch a model adapt to fifteen shifts: not at all, as published, clipped, and privately. Needs no download."""
-    for kept in ("cells", "ledgers"):  # of an earlier demo: each starts from nothing, with fresh noise
-        shutil.rmtree(out / kept, ignore_errors=True)
-    with as_file(files("tacit.cli").joinpath("demo.toml")) as recipe:
-        run(recipe, out, as_json)
+    from tacit import recipes  # here, because torch and matplotlib take their time to load
+    from tacit.cli import demo_report, demo_runs
+    from tacit.report import runs
+
+    settings, ledgers = demo_runs.Demo(), out / "ledgers"
+    shutil.rmtree(ledgers, ignore_errors=True)  # of an earlier demo: each starts from nothing, with fresh noise
+
+    about = {"kind": "demo", "recipe": recipes.plain(settings), "fingerprint": recipes.fingerprint(settings)}
+
+    def work(progress: Progress) -> Findings:
+        return demo_report.render(settings, demo_runs.outcomes(settings, ledgers, progress), ledgers)
+
+    try:
+        findings, facts = runs.carry_out(out, work, about)
+    except KeyboardInterrupt:
+        typer.echo(f"Stopped: no report was written to {out}. What was charged to a ledger stays spent.", err=True)
+        raise typer.Exit(130) from None
+    if as_json:
+        print_json(facts)
+    else:
+        runs.show(findings, facts, out)
