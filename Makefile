@@ -6,10 +6,18 @@ BIN    := $(VENV)/bin
 CLUSTER := .venv-cluster
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-slow test-cluster bench lint docs clean
+.PHONY: demo studies test test-slow test-cluster bench lint docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tacit demo
+
+# `make studies` lists the recipes of the laboratory; `make studies RECIPE=dp_tta/dp-tta.toml [OUT=folder]` runs one.
+studies: $(VENV)/.test
+ifdef RECIPE
+	$(BIN)/python -m studies run $(RECIPE) $(if $(OUT),--out $(OUT))
+else
+	@$(BIN)/python -m studies list
+endif
 
 test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile -m "not slow and not cluster"
@@ -21,7 +29,7 @@ test-cluster: $(CLUSTER)/.test
 	RAY_USAGE_STATS_ENABLED=0 $(CLUSTER)/bin/pytest -m cluster tests/tune/test_ray.py
 
 bench: $(VENV)/.test
-	$(BIN)/python benchmarks/run.py
+	PYTHONPATH=. $(BIN)/python benchmarks/run.py
 
 lint: $(VENV)/.test $(VENV)/.lint
 	$(BIN)/ruff check .

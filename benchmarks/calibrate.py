@@ -1,6 +1,6 @@
 """Recalibration from many sources: all trials at once, against one source after another.
 
-    python benchmarks/calibrate.py [--trials 500] [--quick] [--outputs FOLDER] [--json FILE] [--markdown FILE]
+    PYTHONPATH=. python benchmarks/calibrate.py [--trials 500] [--quick] [--outputs FOLDER] [--json F] [--markdown F]
 
 Two works: 250 sources x 10 samples x 500 trials on each of 15 shifts of the embedded model's outputs, and 2,000 x 10 on
 synthetic logits. The unit of work is an answer: one source's statistic at one temperature, with its noise. The loop is
@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paired import machine
+from studies.recalibration.data import Shifted, shifted
 from tacit.calibrate import (
     ECET,
     NLLT,
@@ -40,7 +41,6 @@ from tacit.calibrate import (
 from tacit.calibrate.outputs import Outputs
 from tacit.calibrate.search import Ask, drive
 from tacit.calibrate.simulation import reference
-from tacit.calibrate.study_data import Shifted, shifted
 from tacit.privacy import Budget
 
 METHODS: tuple[Method, ...] = (HistogramBinning(), NLLT(), ECET(), AccT(), SignedGap())

@@ -14,6 +14,8 @@ MAY_IMPORT = {
     "data": set[str](),
     "models": {"gradients", "data"},
     **dict.fromkeys(STAGES, STAGES | {"privacy", "gradients", "data", "models"}),
+    "pretrain": {"gradients", "data", "models"},
+    "finetune": {"privacy", "gradients", "data", "models"},
     "audit": STAGES | {"privacy", "gradients", "data", "models"},
 }
 
@@ -44,6 +46,17 @@ def test_imports_go_one_way(file: Path) -> None:
             continue  # a name of the package itself, such as __version__
         assert other not in {"cli", "report"} or room in {"cli", "report", "__main__"}, f"{room} imports {other}"
         assert allowed is None or other in allowed, f"{room} imports {other}"
+
+
+STUDIES = SOURCE.parent.parent / "studies"
+
+
+@pytest.mark.parametrize("file", FILES, ids=[str(file.relative_to(SOURCE)) for file in FILES])
+def test_the_package_does_not_know_the_laboratory(file: Path) -> None:
+    for node in ast.walk(ast.parse(file.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        assert not [name for name in names if name.split(".")[0] == "studies"], f"{file} imports studies"
 
 
 def test_nothing_draws_randomness_behind_the_mechanisms_back() -> None:

@@ -22,7 +22,7 @@ import math
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path, PurePath
@@ -43,15 +43,16 @@ def read(path: Path | str, kinds: Mapping[str, type]) -> tuple[str, Any]:
     """The kind of a recipe and its configuration, an instance of ``kinds[kind]``."""
     path = Path(path)
     table = _parse(path)
-    if "kind" not in table:
-        raise RecipeError(f"{path}: a recipe says what it is: add kind = {_either(kinds)} at the top.")
-    kind = table.pop("kind")
-    if not isinstance(kind, str) or kind not in kinds:
-        raise RecipeError(f"{path}: there is no kind {kind!r}{nearest(str(kind), kinds, 'kinds')}")
+    kind = _kind(path, table, kinds)
     try:
         return kind, _build(kinds[kind], table, "")
     except _Problem as problem:
         raise RecipeError(f"{path}: {problem}") from None
+
+
+def kind_of(path: Path | str, kinds: Collection[str]) -> str:
+    """The kind of a recipe, one of ``kinds``; nothing else of it is read."""
+    return _kind(Path(path), _parse(Path(path)), kinds)
 
 
 def fingerprint(config: Any) -> str:
@@ -88,6 +89,15 @@ def _parse(path: Path) -> dict[str, Any]:
         raise RecipeError(f"{path} is not a TOML file: it is not UTF-8 text.") from None
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{path} is not valid TOML: {str(error).rstrip('.')}.") from None
+
+
+def _kind(path: Path, table: dict[str, Any], kinds: Collection[str]) -> str:
+    if "kind" not in table:
+        raise RecipeError(f"{path}: a recipe says what it is: add kind = {_either(kinds)} at the top.")
+    kind = table.pop("kind")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise RecipeError(f"{path}: there is no kind {kind!r}{nearest(str(kind), kinds, 'kinds')}")
+    return kind
 
 
 def _build(cls: type, table: dict[str, Any], where: str) -> Any:

@@ -12,7 +12,6 @@ from safetensors.numpy import save_file
 from tacit.calibrate import ece
 from tacit.calibrate.files import read_outputs
 from tacit.calibrate.simulation import reference
-from tacit.calibrate.study import PAPER
 from tacit.cli import main
 from tacit.privacy import Ledger
 
@@ -214,40 +213,3 @@ def test_bad_input_is_one_sentence(
     assert (code, out) == (2, "")
     assert sentence in " ".join(err.split())
     assert len(err.splitlines()) == 1
-
-
-RECIPE = """
-kind = "recalibration"
-title = "small"
-public = true
-trials = 5
-shifted = "none"
-diagram = "made up"
-
-[[files]]
-name = "made up"
-path = "outputs.npz"
-
-[[sweeps]]
-name = "sources"
-headline = true
-vary = "sources"
-sources = [5, 10]
-samples = [20]
-"""
-
-
-def test_a_recipe_of_recalibration_leaves_a_report(
-    capsys: pytest.CaptureFixture[str], probs: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(Path(probs).parent)
-    Path("small.toml").write_text(RECIPE)
-    with pytest.raises(SystemExit) as end:
-        main.run(["run", "small.toml", "--json"])
-    assert not end.value.code
-    found = json.loads(capsys.readouterr().out)["facts"]["headline"]["made up"]
-    assert found["nothing"]["settings"] == 2
-    assert found["best of the paper's methods by median"] in PAPER
-    left = {path.name for path in Path("runs/small").iterdir()}
-    assert left == {"cells", "picture-1.png", "picture-2.png", "privacy-card.md", "report.html", "run.json"}
-    assert "declared public" in Path("runs/small/report.html").read_text()

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tacit.data import Motions, write_motions
-from tacit.data.motions import PRIVATE
+from studies.multi_clip.motions import PRIVATE, Motions, write_motions
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -20,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("demo")(demo.demo)
-app.command("run")(run_recipe.run)
+app.command("run", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(run_recipe.run)
 app.command("card")(card.card)
 app.command("calibrate")(calibrate.calibrate)
 app.command("noise")(noise.noise)

@@ -3,7 +3,6 @@
 from tacit.data import published, shifts, streams
 from tacit.data.chexpert import chexpert
 from tacit.data.fashion_mnist import fashion_mnist
-from tacit.data.motions import Motions, write_motions
 from tacit.data.published import cifar_c, imagenet_c, imagenet_r
 from tacit.data.streams import Batch, Stream
 from tacit.data.texts import Texts, sst2
@@ -11,7 +10,6 @@ from tacit.data.videos import VideoClips, clips_as_units
 
 __all__ = [
     "Batch",
-    "Motions",
     "Stream",
     "Texts",
     "VideoClips",
@@ -25,5 +23,4 @@ __all__ = [
     "shifts",
     "sst2",
     "streams",
-    "write_motions",
 ]

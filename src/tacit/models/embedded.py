@@ -1,4 +1,4 @@
-"""The embedded source model: a small ConvNeXt-like net that knows clothes, trained by recipes/source-model.toml."""
+"""The embedded source model: a small ConvNeXt-like net that knows clothes (studies/dp_tta/source-model.toml)."""
 
 from __future__ import annotations
 

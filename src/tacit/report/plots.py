@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,6 +16,9 @@ from tacit.report import look
 from tacit.report.by_shift import bars_by_shift as bars_by_shift
 from tacit.report.by_shift import mean as mean
 from tacit.report.look import WIDTH
+
+if TYPE_CHECKING:
+    from tacit.pretrain import Noisy
 
 
 class Point(NamedTuple):
@@ -177,3 +180,19 @@ def curve(
         axes.set_title(title)
         look.end_labels(axes, named)
     return figure
+
+
+def accuracy_against_noise(series: Mapping[str, Sequence[Noisy]], clean: Mapping[str, float] | None = None) -> Figure:
+    """Accuracy (%) over the noise's deviation; one line per model, from its accuracy without noise if that is given.
+
+    The bands are one standard deviation over draws (of `pretrain.robustness`, or over all draws of all seeds).
+    """
+    lines = {}
+    for name, noisy in series.items():
+        points = sorted((one.std, 100 * one.mean, 100 * one.spread) for one in noisy)
+        if clean is not None and name in clean:
+            points.insert(0, (0.0, 100 * clean[name], 0.0))
+        x, y, std = zip(*points, strict=True)
+        low, high = ([a + sign * b for a, b in zip(y, std, strict=True)] for sign in (-1, 1))
+        lines[name] = Line(x, y, low, high)
+    return curve(lines, x_label="deviation of the noise on the weights", y_label="accuracy (%)")

@@ -1,0 +1,1 @@
+"""Robust public pretraining, and private fine-tuning of what it left."""

@@ -1,0 +1,160 @@
+"""What a study of private fine-tuning found, for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from studies.finetune.arms import Arm, label_of
+from studies.finetune.study import Result
+from tacit.report import plots
+from tacit.report.page import Picture, Section
+from tacit.report.tables import Cell, Column, Spread, Table
+from tacit.report.write import Findings
+
+
+def render(result: Result) -> Findings:
+    """One table of scores over epsilon, one of constants, and the trade-off as a picture."""
+    scores, constants = by_epsilon(result), chosen(result)
+    tables = [scores]
+    if any(result.shifted(arm) for arm in result.chosen):
+        tables.append(by_epsilon(result, shifted=True))
+    figures = _figures(result)
+    study = result.study
+    return Findings(
+        title=study.title,
+        lead=f"Scores are {_measure(result)} on held-out data, all declared public. Each arm is a simulation with "
+        "a model, noise and a ledger of its own: no epsilon speaks for two of them. Constants were chosen on a public "
+        "split of other units.",
+        sections=[
+            Section("Scores", text=_about(result), tables=tables, figures=figures),
+            Section("Constants", tables=[constants]),
+        ],
+        summary=tables,
+        facts={"arms": [_facts(result, arm) for arm in result.chosen]},
+        assumptions=["one unit per person", "the number of private units is public (each study declares it)"],
+        not_covered=["the choice of constants: it was made on data declared public"],
+    )
+
+
+def by_epsilon(result: Result, *, shifted: bool = False) -> Table:
+    """A line per way to fine-tune, a column per epsilon: the score that constants were chosen by."""
+    budgets = sorted({arm.epsilon for arm in result.chosen})
+    lines: dict[str, dict[float, Arm]] = {}
+    for arm in result.chosen:
+        lines.setdefault(arm.name, {})[arm.epsilon] = arm
+    rows: list[list[Cell]] = []
+    for name, arms in lines.items():
+        first = next(iter(arms.values()))
+        trained = result.of(first)
+        cells = [_cell(result, arms.get(epsilon), shifted) for epsilon in budgets]
+        rows.append([name, trained[0].trained if trained else None, *cells])
+    best: Literal["min", "max"] = "min" if result.measure == "perplexity" else "max"
+    columns = [Column(f"ε = {label_of(epsilon)}", ".1f", best=best) for epsilon in budgets]
+    what = "Under the shifts: mean" if shifted else "Held out:"
+    title = f"{what} {_measure(result)}"
+    return Table(title, ["", Column("trained", ",d"), *columns], rows, note=_note(result))
+
+
+def chosen(result: Result) -> Table:
+    """The constants of each arm, and what its noise was; where clips were protected, what that is worth to a video."""
+    naive = any(arm.level == "clip" for arm in result.chosen)
+    rows: list[list[Cell]] = []
+    for arm in result.chosen:
+        found = result.of(arm)
+        of_unit = [found[0].unit_epsilon if found and arm.level == "clip" else None] if naive else []
+        batch = arm.batch if arm.optimiser not in ("dpgd", "dpftrl") else "all" if arm.optimiser == "dpgd" else "passes"
+        noise = found[0].noise_multiplier if found else None
+        rows.append([arm.name, arm.epsilon, *of_unit, arm.lr, arm.clip, arm.steps, batch, noise])
+    columns: list[Column | str] = [
+        "arm",
+        Column("ε", label_of),
+        *([Column("ε of the video", label_of)] if naive else []),
+        Column("lr", "g"),
+        Column("clip", "g"),
+        "steps",
+        "batch",
+        Column("noise", ".3g"),
+    ]
+    return Table("Chosen constants", columns, rows)
+
+
+def _cell(result: Result, arm: Arm | None, shifted: bool) -> Cell:
+    if arm is None:
+        return None
+    found = result.shifted(arm) if shifted else result.score(arm)
+    return None if found is None else Spread(*found) if len(result.of(arm)) > 1 else found[0]
+
+
+def _figures(result: Result) -> list[Picture]:
+    figures = []
+    series: dict[str, list[plots.Point]] = {}
+    for arm in result.chosen:
+        found = result.score(arm)
+        if found is not None:
+            series.setdefault(arm.name, []).append(plots.Point(arm.epsilon, *found))
+    if any(len({point.epsilon for point in line}) > 1 for line in series.values()):
+        figure = plots.tradeoff(series, label=_measure(result))
+        figures.append(Picture(figure, caption="Score against the privacy budget; error bars over seeds."))
+    clips = _by_clips(result)
+    if clips:
+        figure = plots.curve(clips, x_label="clips per video and step", y_label=_measure(result))
+        figures.append(Picture(figure, caption="Score against the number of clips, at the same epsilon."))
+    return figures
+
+
+def _by_clips(result: Result) -> dict[str, plots.Line]:
+    """Score over the number of clips, for ways to fine-tune that were run with several."""
+    found: dict[str, list[tuple[int, float, float]]] = {}
+    for arm in result.chosen:
+        score = result.score(arm)
+        if score is not None and arm.clips and arm.level == "unit":
+            scheme = "from scratch" if arm.init == "scratch" else arm.scheme
+            found.setdefault(f"{scheme}, ε = {label_of(arm.epsilon)}", []).append((arm.clips, *score))
+    lines = {}
+    for name, points in found.items():
+        if len(points) > 2:
+            x, y, std = zip(*sorted(points), strict=True)
+            low, high = ([a + sign * b for a, b in zip(y, std, strict=True)] for sign in (-1, 1))
+            lines[name] = plots.Line(x, y, low, high)
+    return lines
+
+
+def _measure(result: Result) -> str:
+    return {"auroc": "AUROC (%)", "perplexity": "perplexity"}.get(result.measure, f"{result.measure} (%)")
+
+
+def _about(result: Result) -> str:
+    data = result.study.data
+    unit = "videos" if data.kind == "motions" else "rows"
+    return (
+        f"{data.private:,} private {unit}, {data.classes} {'labels' if data.labels else 'classes'}; tried on "
+        f"{data.tested:,} others. delta is {result.study.delta:g}."
+    )
+
+
+def _note(result: Result) -> str:
+    seeds = len(result.study.seeds)
+    return f"Mean and standard deviation over {seeds} seeds." if seeds > 1 else "One seed."
+
+
+def _facts(result: Result, arm: Arm) -> dict[str, object]:
+    score, shifted, found = result.score(arm), result.shifted(arm), result.of(arm)
+    return {
+        "arm": arm.name,
+        "epsilon": arm.epsilon if math.isfinite(arm.epsilon) else None,
+        "score": None if score is None else score[0],
+        "spread": None if score is None else score[1],
+        "shifted": None if shifted is None else shifted[0],
+        "lr": arm.lr,
+        "clip": arm.clip,
+        "steps": arm.steps,
+        "trained": found[0].trained if found else None,
+        "unit_epsilon": found[0].unit_epsilon if found else None,
+        "promise": _promise(found),
+    }
+
+
+def _promise(found: Sequence[object]) -> str | None:
+    return getattr(found[0], "promise", None) if found else None

@@ -1,0 +1,1 @@
+"""Private tuning: the same box and the same total for every search."""

@@ -1,0 +1,1 @@
+"""Scripts that make what recipes read: unpacked images, features, small pretrained nets."""

@@ -1,0 +1,1 @@
+"""Recalibration from many private sources: methods x sources x samples x epsilon."""

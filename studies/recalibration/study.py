@@ -1,0 +1,263 @@
+"""A study of recalibration: methods x sources x samples x epsilon on outputs declared public, each cell kept.
+
+A cell is one method in one setting on one data set, in many trials: every trial deals the samples anew and draws new
+noise. Methods are compared on the same deals. Noise is seeded, so nothing here is private, and nothing needs to be.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from studies.recalibration.data import DataSet, OutputsFile, Shifted, from_file, shifted
+from studies.recalibration.grid_search import GridSearch
+from tacit.calibrate.measures import Reliability, reliability
+from tacit.calibrate.methods import METHODS, Method, Setting
+from tacit.calibrate.simulation import Simulation, Trials
+from tacit.privacy import Budget, Neighbours
+from tacit.recipes import Progress, fingerprint, nearest
+
+FORMAT = 1  # of a kept cell; raised when the same recipe would give other numbers
+PAPER = ("nothing", "one-source", "histogram", "nll-t", "ece-t", "acc-t")
+Factor = Literal["sources", "samples", "epsilon", "iterations", "bins"]
+_KNOWN: dict[str, type[Method]] = {**METHODS, GridSearch.name: GridSearch}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """Settings that are run: every combination of the lists. ``vary`` is the factor that is plotted."""
+
+    name: str
+    vary: Factor | None = None
+    sources: tuple[int, ...] = (50,)
+    samples: tuple[int, ...] = (30,)
+    epsilon: tuple[float, ...] = (1.0,)  # inf: without noise
+    delta: float = 0.0
+    neighbours: Neighbours = Neighbours.ADD_REMOVE
+    methods: tuple[str, ...] = (*PAPER, "signed-gap")
+    iterations: tuple[int, ...] = (5,)  # of methods that search
+    bins: tuple[int, ...] = (15,)  # of methods that bin; the error itself is always measured in 15
+    goal: Literal["gap", "nll", "ece"] = "gap"  # of the method grid
+    by_shift: bool = False  # a table with a row per data set
+    headline: bool = False  # counts for the table over all settings
+
+    def __post_init__(self) -> None:
+        for name in self.methods:
+            if name not in _KNOWN:
+                raise ValueError(f"there is no method {name!r}{nearest(name, _KNOWN, 'methods')}")
+
+    def cells(self) -> Iterator[Cell]:
+        places = itertools.product(self.sources, self.samples, self.epsilon)
+        for (sources, samples, epsilon), name in itertools.product(places, self.methods):
+            for method in dict.fromkeys(self._made(name)):
+                yield Cell(
+                    method=method.name,
+                    options=json.dumps(asdict(method), sort_keys=True),
+                    sources=sources,
+                    samples=samples,
+                    epsilon=epsilon,
+                    delta=self.delta,
+                    neighbours=self.neighbours,
+                )
+
+    def _made(self, name: str) -> Iterator[Method]:
+        known = {one.name for one in fields(_KNOWN[name])}
+        for iterations, bins in itertools.product(self.iterations, self.bins):
+            wanted: dict[str, Any] = {"iterations": iterations, "bins": bins}
+            if name == GridSearch.name:
+                wanted["goal"] = self.goal
+            elif name == "one-source":
+                wanted.pop("iterations")  # it has no noise to fear and searches as far as it likes
+            yield _KNOWN[name](**{key: value for key, value in wanted.items() if key in known})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One method in one setting."""
+
+    method: str
+    options: str  # the method's own settings, as JSON
+    sources: int
+    samples: int
+    epsilon: float
+    delta: float
+    neighbours: Neighbours
+
+    def value(self, factor: str) -> float | None:
+        """A factor of this cell: of its setting, or of its method."""
+        if factor in ("sources", "samples", "epsilon"):
+            return float(getattr(self, factor))
+        found = json.loads(self.options).get(factor)
+        return None if found is None else float(found)
+
+    def run(self, simulation: Simulation) -> Trials:
+        method = _KNOWN[self.method](**json.loads(self.options))
+        budget = Budget(self.epsilon, self.delta)
+        setting = Setting(
+            sources=self.sources,
+            samples=simulation.samples,
+            budget=budget,
+            noise="laplace" if budget.pure else "gaussian",
+            neighbours=self.neighbours,
+        )
+        return simulation.run_in(setting, method)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Calibration errors over the trials of a cell, on the samples that no source had."""
+
+    mean: float
+    median: float
+    low: float  # 10 % of the trials are below
+    high: float  # 10 % are above
+    before: float
+    temperature: float  # the median
+    queries: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A whole comparison. `public = true` is a declaration: labels are read and calibration errors are exact."""
+
+    title: str
+    public: bool
+    sweeps: tuple[Sweep, ...]
+    shifted: Shifted | None = field(default_factory=Shifted)
+    files: tuple[OutputsFile, ...] = ()
+    trials: int = 500
+    seed: int = 0
+    diagram: str | None = field(default=None, compare=False)  # the data set of the reliability diagram
+
+    def __post_init__(self) -> None:
+        if not self.public:
+            raise ValueError("a study reads labels and shows exact errors: declare public = true or do not run it")
+        if not self.sweeps or self.trials < 1:
+            raise ValueError("a study has at least one sweep and one trial")
+        if self.shifted is None and not self.files:
+            raise ValueError("a study needs outputs: shifted, files or both")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """Every cell of a study on every data set; ``diagrams`` maps a way to calibrate to its reliability."""
+
+    study: Study
+    data: list[str]
+    accuracy: dict[str, float]
+    outcomes: dict[tuple[str, Cell], Outcome]
+    diagrams: dict[str, Reliability] = field(default_factory=dict)
+
+    def of(self, cells: Iterable[Cell], method: str | None = None) -> list[Outcome]:
+        """The outcomes of cells on all data sets."""
+        wanted = [cell for cell in cells if method is None or cell.method == method]
+        return [self.outcomes[name, cell] for name in self.data for cell in wanted]
+
+
+def run(study: Study, *, out: Path, progress: Progress) -> Result:
+    """Run the cells that are not in the folder yet, and read the rest."""
+    kept = out / "cells"
+    kept.mkdir(parents=True, exist_ok=True)
+    data = shifted(study.shifted, out / "outputs", progress) if study.shifted is not None else []
+    data += [from_file(one) for one in study.files]
+    cells = list(dict.fromkeys(cell for sweep in study.sweeps for cell in sweep.cells()))
+    outcomes: dict[tuple[str, Cell], Outcome] = {}
+    accuracy, diagrams = {}, {}
+    for place, one in enumerate(data):
+        for done, (cell, outcome) in enumerate(_on(one, cells, study, kept)):
+            outcomes[one.name, cell] = outcome
+            progress(one.name.replace("_", " "), place * len(cells) + done + 1, len(data) * len(cells))
+        simulation = Simulation(**one.arrays, sources=1, samples=1, trials=1)
+        accuracy[one.name] = float(simulation.outputs.correct.mean())
+        if one.name == study.diagram:
+            diagrams = _diagrams(one, study)
+    return Result(study=study, data=[one.name for one in data], accuracy=accuracy, outcomes=outcomes, diagrams=diagrams)
+
+
+def _on(data: DataSet, cells: list[Cell], study: Study, kept: Path) -> Iterator[tuple[Cell, Outcome]]:
+    """The cells on one data set; those of the same deal are kept in one file."""
+    simulation: Simulation | None = None
+    order = sorted(cells, key=lambda cell: (cell.sources, cell.samples))
+    for deal, together in itertools.groupby(order, key=lambda cell: (cell.sources, cell.samples)):
+        key = fingerprint(_Deal(data=data.key, sources=deal[0], samples=deal[1], trials=study.trials, seed=study.seed))
+        path = kept / f"{key}.json"
+        known = _read(path)
+        dealt: Simulation | None = None
+        for cell in together:
+            name = fingerprint(cell)
+            if name not in known:
+                if simulation is None:
+                    simulation = Simulation(
+                        **data.arrays, sources=deal[0], samples=deal[1], trials=study.trials, seed=study.seed
+                    )
+                dealt = dealt or simulation.redealt(sources=deal[0], samples=deal[1])
+                known[name] = _outcome(cell.run(dealt))
+            yield cell, known[name]
+        if dealt is not None:
+            _write(path, known)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Deal:
+    data: str
+    sources: int
+    samples: int
+    trials: int
+    seed: int
+    format: int = FORMAT
+
+
+def _outcome(trials: Trials) -> Outcome:
+    after = trials.ece_after
+    low, median, high = torch.quantile(after, torch.tensor([0.1, 0.5, 0.9], dtype=after.dtype)).tolist()
+    return Outcome(
+        mean=float(after.mean()),
+        median=median,
+        low=low,
+        high=high,
+        before=float(trials.ece_before.mean()),
+        temperature=float(trials.temperature.median()),
+        queries=trials.queries,
+    )
+
+
+def _diagrams(data: DataSet, study: Study) -> dict[str, Reliability]:
+    """The first trial of the first setting with finite epsilon and a temperature, before and after."""
+    finite = [c for s in study.sweeps for c in s.cells() if math.isfinite(c.epsilon)]
+    if not finite:
+        return {}
+    first = max(finite, key=lambda cell: cell.sources * cell.samples if cell.epsilon == 1.0 else 0)
+    simulation = Simulation(**data.arrays, sources=first.sources, samples=first.samples, trials=1, seed=study.seed)
+    rest = torch.ones(len(simulation.outputs), dtype=torch.bool)
+    rest[simulation.dealt[0]] = False
+    logits, labels = simulation.outputs.shifted[rest], torch.as_tensor(data.labels)[rest]
+    found = {"before": reliability(logits=logits, labels=labels)}
+    same = (first.sources, first.samples, first.epsilon)
+    for cell in finite:
+        if cell.method in ("acc-t", "signed-gap") and (cell.sources, cell.samples, cell.epsilon) == same:
+            temperature = float(cell.run(simulation).temperature[0])
+            found.setdefault(cell.method, reliability(logits=logits / temperature, labels=labels))
+    return found
+
+
+def _read(path: Path) -> dict[str, Outcome]:
+    if not path.exists():
+        return {}
+    try:
+        return {name: Outcome(**found) for name, found in json.loads(path.read_text("utf-8")).items()}
+    except (ValueError, TypeError, AttributeError):
+        raise ValueError(f"{path} holds no cells of a study, or is damaged: delete it to run them again.") from None
+
+
+def _write(path: Path, outcomes: dict[str, Outcome]) -> None:
+    partial = path.with_suffix(f".{os.getpid()}")
+    partial.write_text(json.dumps({name: asdict(one) for name, one in outcomes.items()}), "utf-8")
+    partial.replace(path)
