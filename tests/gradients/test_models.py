@@ -153,13 +153,13 @@ def test_autocast(inside: bool) -> None:
     with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
         found = engine(batch, units=UNITS)
     assert_close(found.sum, expected.sum, 0.05)
-    assert all(value.dtype == torch.float32 for value in found.sum.values())
+    assert all(value.dtype == torch.float64 for value in found.sum.values())
 
 
-def test_a_model_in_bfloat16_is_summed_in_float32() -> None:
+def test_a_model_in_bfloat16_is_summed_in_float64() -> None:
     model = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 3)).bfloat16()
     found = clipped_sum(model, class_loss, (torch.randn(6, 5).bfloat16(), torch.randint(0, 3, (6,))), clip=0.1)
-    assert all(value.dtype == torch.float32 for value in found.sum.values())
+    assert all(value.dtype == torch.float64 for value in found.sum.values())
 
 
 def test_dropout_keeps_the_rows_apart() -> None:

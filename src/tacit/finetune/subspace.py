@@ -15,7 +15,9 @@ from tacit.finetune.queries import Asker, Gradient, Loss
 from tacit.gradients import ClippedSum, Engine
 from tacit.gradients.clipping import Flat, shrink
 from tacit.gradients.norms import square_norms
+from tacit.gradients.pieces import PerUnit
 from tacit.gradients.result import Private
+from tacit.gradients.units import Units
 from tacit.privacy.events import check_count
 
 _START = 20210225  # the seed of the power method's first vectors: public, and always the same
@@ -108,9 +110,9 @@ class SubspaceAsker:
         return dict.fromkeys(self._bounds, noise * math.sqrt(len(self._bounds)))
 
     def gradient(self, released: Mapping[str, Tensor]) -> Gradient:
-        flat = released["embedding"] @ self.basis
+        flat = released["embedding"].to(self.basis) @ self.basis
         if self._query.residual:
-            flat = flat + released["residual"]
+            flat = flat + released["residual"].to(flat)
         self._step += 1
         parts = torch.split(flat / self.expected, [p.numel() for p in self._parameters.values()])
         return {n: part.view(p.shape) for (n, p), part in zip(self._parameters.items(), parts, strict=True)}
@@ -143,7 +145,7 @@ class SubspaceAsker:
         factors, total = [], {}
         for (name, values), norm in zip(parts.items(), norms, strict=True):
             factors.append(shrink(norm, self._bounds[name]).masked_fill(bad, 0))
-            total[name] = factors[-1].to(values.dtype) @ values.masked_fill(bad[:, None], 0)
+            total[name] = PerUnit(values).weighted_sum(factors[-1], Units.singletons(len(values), values.device), bad)
         private = Private(norms.square().sum(0).sqrt(), torch.stack(factors).amin(0))
         return ClippedSum(total, self._bounds, {name: (name,) for name in self._bounds}, private)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Kept free below the bound for the rounding of the sum itself.
+# Kept free below the bound for the rounding of the sum itself, see `ClippedSum`; norms are never too small.
 MARGIN = 1e-5
 # A factor below this could not be represented in float32 with full precision: such a unit contributes nothing.
 SMALLEST_FACTOR = 1e-30

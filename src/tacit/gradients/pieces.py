@@ -6,7 +6,9 @@ A rule of `layers` hands over what it saw as one of three pieces:
 - `Factored`: outer products, one per position; the gradient of a row is sum_t u_t v_t^T and need not be built;
 - `Lookup`: an embedding; position t adds g_t to line ids_t of the table.
 
-A piece knows two things: the squared norm of each unit's gradient, and the weighted sum over units.
+A piece knows two things: the squared norm of each unit's gradient, and the weighted sum over units. The weighted sum is
+in float64, products and all: in float32 its rounding would grow with the units and positions until it exceeds what one
+unit contributes.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ from tacit.gradients.units import Units
 # What writing and reading back one number costs, in multiplications. It decides between building a unit's
 # gradient and the Gram matrices; the result is the same.
 TRAFFIC = 40
-_CHUNK = 1 << 20  # numbers scaled at a time
+_CHUNK = 1 << 20  # numbers in float64 at a time
+_RUN = (
+    1 << 12
+)  # outer products in one run of additions: runs are added to each other, which rounds less than one long run
 
 
 def wide(values: Tensor) -> Tensor:
@@ -69,10 +74,14 @@ class PerUnit:
         return square_norms(self.values.reshape(len(self.values), -1))
 
     def weighted_sum(self, weights: Tensor, units: Units, bad: Tensor | None) -> Tensor:  # noqa: ARG002
-        values = self.values.reshape(len(self.values), -1)
-        if bad is not None:
-            values = values.masked_fill(bad[:, None], 0)
-        return (weights.to(values.dtype) @ values).reshape(self.values.shape[1:])
+        values = self.values[:, None] if self.values.dim() == 1 else self.values.flatten(1)
+        total = weights.new_empty(values.shape[1])
+        step = max(1, _CHUNK // max(len(values), 1))
+        for part, columns in zip(torch.split(total, step), torch.split(values, step, dim=1), strict=True):
+            if bad is not None:
+                columns = columns.masked_fill(bad[:, None], 0)
+            torch.mv(columns.double().T, weights, out=part)
+        return total.reshape(self.values.shape[1:])
 
 
 @dataclass
@@ -125,18 +134,19 @@ class Factored:
         return out
 
     def weighted_sum(self, weights: Tensor, units: Units, bad: Tensor | None) -> Tensor:
-        u, v = wide(self.u), wide(self.v)
-        per_row = units.to_rows(weights).to(u.dtype)[:, None, None]
+        u, v = self.u, self.v
+        per_row = units.to_rows(weights)[:, None, None]
         if bad is not None:
             dropped = bad[units.of_row][:, None, None]
             u, v = u.masked_fill(dropped, 0), v.masked_fill(dropped, 0)
-        # In chunks, because a large scaled copy costs more to allocate than to compute.
-        step = max(1, _CHUNK // max(u.shape[1] * min(u.shape[2], v.shape[2]), 1))
-        total = u.new_zeros(u.shape[2], v.shape[2])
+        # In chunks, because a large copy costs more to allocate than to compute.
+        length = max(u.shape[1], 1)
+        step = max(1, min(_CHUNK // (length * max(u.shape[2], v.shape[2], 1)), _RUN // length))
+        total = weights.new_zeros(u.shape[2], v.shape[2])
         for us, vs, ws in zip(torch.split(u, step), torch.split(v, step), torch.split(per_row, step), strict=True):
+            us, vs = us.double(), vs.double()
             us, vs = (us * ws, vs) if u.shape[2] <= v.shape[2] else (us, vs * ws)
-            left, right = us.flatten(0, 1).T, vs.flatten(0, 1)
-            total.addmm_(left, right)
+            total.addmm_(us.flatten(0, 1).T, vs.flatten(0, 1))
         return total.reshape(self.shape)
 
 
@@ -201,8 +211,8 @@ class Lines:
         values = self.values
         if bad is not None:
             values = values.masked_fill(bad[self.owners, None], 0)
-        scaled = values * weights.to(values.dtype)[self.owners, None]
-        return values.new_zeros(self.shape).index_add_(0, self.lines, scaled)
+        scaled = values * weights[self.owners, None]
+        return weights.new_zeros(self.shape).index_add_(0, self.lines, scaled)
 
 
 Piece = PerRow | Factored | Lookup | PerUnit | Lines
