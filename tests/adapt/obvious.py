@@ -256,8 +256,11 @@ def seeded_key(seed: int, subject: str = "stream", charges: int = 1) -> NoiseKey
     return NoiseKey((seed, subject, charges))
 
 
-def assert_same(adapter: Adapter, twin: Slow, tolerance: float = 1e-6) -> None:
-    """Equal parameters, up to a share of how far they moved from the source model."""
+def assert_same(adapter: Adapter, twin: Slow, tolerance: float = 2e-5) -> None:
+    """Equal parameters, up to a share of how far they moved from the source model.
+
+    Releases lie on a grid of 2^-20 of the noise, which pays for the rounding of the sum with a few millionths more.
+    """
     moved = norm_of({n: p.detach() - adapter.origin[n] for n, p in adapter.parameters.items()})
     own = twin.parameters()
     gap = norm_of({n: p.detach() - own[n].detach() for n, p in adapter.parameters.items()})

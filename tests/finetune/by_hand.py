@@ -50,10 +50,28 @@ def clipped_sum(model: nn.Module, units: Sequence[tuple[Tensor, Tensor]], clip: 
     return total
 
 
-def with_noise(total: Weights, step: int, std: float) -> Weights:
-    fresh = key().normals(step, sum(v.numel() for v in total.values()))
-    parts = torch.split(fresh, [v.numel() for v in total.values()])
-    return {n: v + std * part.view(v.shape) for (n, v), part in zip(total.items(), parts, strict=True)}
+def released(total: Tensor, fresh: Tensor, multiplier: float, bound: float) -> Tensor:
+    """A block on its public grid, the largest power of two that is 2^-20 of the noise and 2^-14 of the bound in all."""
+    if multiplier == 0:
+        return total
+    root = math.sqrt(total.numel())
+    grid = 2.0 ** math.floor(math.log2(bound * min(2**-20 * multiplier, 2**-14 / root)))
+    noise = multiplier * (bound + grid * root) * fresh
+    return grid * ((total / grid).round() + (noise / grid).round())
+
+
+def flat(total: Weights) -> Tensor:
+    return torch.cat([value.reshape(-1) for value in total.values()])
+
+
+def shaped(values: Tensor, like: Weights) -> Weights:
+    parts = torch.split(values, [v.numel() for v in like.values()])
+    return {n: part.view(v.shape) for (n, v), part in zip(like.items(), parts, strict=True)}
+
+
+def with_noise(total: Weights, step: int, multiplier: float, clip: float) -> Weights:
+    whole = flat(total)
+    return shaped(released(whole, key().normals(step, len(whole)), multiplier, clip), total)
 
 
 class ByHand:
@@ -126,8 +144,8 @@ def train(
     hand = ByHand(update, dict(parameters), steps)
     for step in range(steps):
         chosen = [units[i] for i in drawn(step, len(units), rate)]
-        released = with_noise(clipped_sum(model, chosen, clip), step, scale * clip)
-        hand.step({n: v / divisor for n, v in released.items()}, step)
+        noisy = with_noise(clipped_sum(model, chosen, clip), step, scale, clip)
+        hand.step({n: v / divisor for n, v in noisy.items()}, step)
         with torch.no_grad():
             for name, p in parameters.items():
                 p.copy_(hand.weights[name])

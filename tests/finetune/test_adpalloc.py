@@ -75,9 +75,9 @@ def test_a_run_by_hand() -> None:
     parameters = dict(other.named_parameters())
     hand, units = ByHand(update, weights(other), steps), one_row_units(*data)
     for t in range(steps):
-        std = fitted.noise_multiplier * math.exp(-0.3 * t) * clip
+        multiplier = fitted.noise_multiplier * math.exp(-0.3 * t)
         chosen = [units[i] for i in drawn(t, len(units), 8 / 20)]
-        hand.step({n: v / 8 for n, v in with_noise(clipped_sum(other, chosen, clip), t, std).items()}, t)
+        hand.step({n: v / 8 for n, v in with_noise(clipped_sum(other, chosen, clip), t, multiplier, clip).items()}, t)
         for name, p in parameters.items():
             p.data = hand.weights[name]
     assert gap(weights(model), hand.weights) < 1e-9

@@ -6,7 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from by_hand import SEED, clipped_sum, drawn, gap, key, net, one_row_units, people, same_bits, weights
+from by_hand import (
+    SEED,
+    clipped_sum,
+    drawn,
+    flat,
+    gap,
+    key,
+    net,
+    one_row_units,
+    people,
+    released,
+    same_bits,
+    shaped,
+    weights,
+)
 from interrupted import whole_and_interrupted
 from torch import Tensor, nn
 from torch.nn import functional
@@ -93,10 +107,10 @@ def test_a_run_by_hand() -> None:
         mine = [torch.autograd.grad(functional.cross_entropy(other(x), y), list(other.parameters())) for x, y in chosen]
         below = sum(math.sqrt(sum(float(g.square().sum()) for g in gradient)) <= clip for gradient in mine)
         noise = key().normals(t, 43 + 1)
-        count = below - len(chosen) / 2 + sigma * float(noise[-1])
-        parts = torch.split(noise[:-1], [v.numel() for v in total.values()])
-        for (name, p), part in zip(other.named_parameters(), parts, strict=True):
-            p.data -= 0.3 * (total[name] + z * clip * part.view(p.shape)) / batch
+        count = float(released(torch.tensor([below - len(chosen) / 2]).double(), noise[-1:], 2 * sigma, 0.5))
+        noisy = shaped(released(flat(total), noise[:-1], z, clip), total)
+        for name, p in other.named_parameters():
+            p.data -= 0.3 * noisy[name] / batch
         share = min(max(count / batch + 0.5, 0.0), 1.0)
         clip *= math.exp(-0.5 * (share - 0.4))
     assert gap(weights(model), weights(other)) < 1e-9

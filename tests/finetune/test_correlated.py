@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from by_hand import SEED, clipped_sum, gap, key, net, one_row_units, people, weights
+from by_hand import SEED, clipped_sum, flat, gap, key, net, one_row_units, people, released, shaped, weights
 
 from tacit.finetune import DPFTRL, Correlated, Optimiser, Passes, Poisson, fit, plan
 from tacit.privacy import Budget, Ledger, Neighbours
@@ -84,12 +84,12 @@ def test_a_run_by_hand() -> None:
     fitted = fit(model, data, optimiser=optimiser, seed=SEED, neighbours="replace-one", **OPTIONS)
     C = np.eye(6) + 0.5 * np.eye(6, k=-1)  # the first two coefficients of the square root
     fresh = np.stack([key().normals(t, 43).numpy() for t in range(6)])
-    noise = torch.from_numpy(np.linalg.solve(C, fresh)) * fitted.noise_multiplier * clip * math.sqrt(2 * 1.25)
+    mixed, multiplier = torch.from_numpy(np.linalg.solve(C, fresh)), fitted.noise_multiplier * math.sqrt(2 * 1.25)
     for t in range(6):
         total = clipped_sum(other, units[t % 3 :: 3], clip)
-        parts = torch.split(noise[t], [v.numel() for v in total.values()])
-        for (name, p), part in zip(other.named_parameters(), parts, strict=True):
-            p.data -= 0.3 * (total[name] + part.view(p.shape)) / 8
+        noisy = shaped(released(flat(total), mixed[t], multiplier, clip), total)
+        for name, p in other.named_parameters():
+            p.data -= 0.3 * noisy[name] / 8
     assert gap(weights(model), weights(other)) < 1e-9
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from by_hand import SEED, clipped_sum, drawn, gap, key, net, one_row_units, people, same_bits, weights
+from by_hand import SEED, clipped_sum, drawn, gap, key, net, one_row_units, people, released, same_bits, weights
 from interrupted import whole_and_interrupted
 from torch import Tensor, nn
 from torch.nn import functional
@@ -153,7 +153,7 @@ def test_a_run_by_hand() -> None:
     settings: dict[str, Any] = {"dimensions": 6, "clip_embedding": 0.5, "clip_residual": 0.2, "refresh": 2}
     optimiser = GEP(public=public(), batch=batch, steps=steps, lr=0.3, momentum=0, **settings)
     fitted = fit(model, data, optimiser=optimiser, seed=SEED, **OPTIONS)
-    std = fitted.noise_multiplier * math.sqrt(2)
+    multiplier = fitted.noise_multiplier * math.sqrt(2)
     for t in range(steps):
         if t % 2 == 0:
             start = torch.randn(6, NUMBERS, generator=torch.Generator().manual_seed(20210225)).double()
@@ -166,7 +166,8 @@ def test_a_run_by_hand() -> None:
             total[0] += to_length(w, clips[0])
             total[1] += to_length(g - basis.T @ w, clips[1])
         noise = key().normals(t, 6 + NUMBERS)
-        embedding, residual = total[0] + std * clips[0] * noise[:6], total[1] + std * clips[1] * noise[6:]
+        embedding = released(total[0], noise[:6], multiplier, clips[0])
+        residual = released(total[1], noise[6:], multiplier, clips[1])
         step = (basis.T @ embedding + residual) / batch
         parts = torch.split(step, [p.numel() for p in other.parameters()])
         for p, part in zip(other.parameters(), parts, strict=True):

@@ -19,7 +19,7 @@ from dp_accounting import dp_event
 from scipy import stats
 from torch import Tensor
 
-from tacit.privacy import events, mechanisms
+from tacit.privacy import events, mechanisms, sampling
 from tacit.privacy.accounting import guarantee
 from tacit.privacy.budget import Budget, Neighbours, Unit, epsilon_of
 from tacit.privacy.correlated import by_name
@@ -56,6 +56,11 @@ def paid(event: events.DpEvent, neighbours: Neighbours = ADD_REMOVE, seed: objec
     facts = {"id": "0123456789abcdef", "subject": "s", "stage": "test", "note": "", "mode": "gaussian", "head": "1:x"}
     receipt = Receipt(**facts, event=event, neighbours=neighbours, unit=Unit.SAMPLE, seeded=seed is not None, **more)
     return receipt.issued(NoiseKey(seed))
+
+
+def near(found: Tensor, noise: Tensor) -> None:
+    """Equal up to the grid, 2^-20 of the noise, and the millionths of noise that pay for it."""
+    torch.testing.assert_close(found, noise, rtol=1e-5, atol=1e-5)
 
 
 def has_std(values: Tensor, std: float) -> bool:
@@ -247,7 +252,7 @@ def test_a_failure_after_taking_uses_the_release_up(monkeypatch: pytest.MonkeyPa
         with pytest.raises(ZeroDivisionError):
             gaussian(zeros(), receipt)
     second = gaussian(zeros(), receipt)["w"]
-    assert torch.equal(second, NoiseKey(1).normals(1, 4))  # number 0 is never drawn again
+    near(second, NoiseKey(1).normals(1, 4))  # number 0 is never drawn again
 
 
 def test_from_the_ledger_to_the_release_and_back(tmp_path: Any) -> None:
@@ -299,6 +304,7 @@ def test_each_block_may_have_its_own_noise() -> None:
 def test_a_schedule_takes_its_noises_in_order() -> None:
     receipt = paid(events.schedule([8.0, 4.0, 4.0, 1.0], sample_rate=0.1))
     for noise in (8.0, 4.0, 4.0, 1.0):
+        sampling.draw(receipt, 0)
         assert has_std(gaussian(zeros(20_000), receipt)["w"], noise)
     assert receipt.used == receipt.releases == 4
 
@@ -307,7 +313,9 @@ def test_gaussians_of_one_draw_are_released_as_one_joint_gaussian() -> None:
     event = events.poisson(0.1, events.compose([events.gaussian(3.0), events.gaussian(4.0)]), steps=2)
     receipt = paid(event)
     assert receipt.releases == 2
+    sampling.draw(receipt, 0)
     assert has_std(gaussian(zeros(20_000), receipt)["w"], 2.4)
+    sampling.draw(receipt, 0)
     out = gaussian(two_blocks(20_000), receipt, noise={"first": 3.0, "second": 4.0})
     assert has_std(out["a"], 9.0)
     assert has_std(out["b"], 16.0)
@@ -343,7 +351,11 @@ def test_under_sampling_contributions_are_measured_from_zero() -> None:
     """Where a unit may not be drawn at all, half the width of [0, 10] is not how far it moves the sum."""
     query = GridSum(total=(0,), grid=2.0**-16, low=0.0, high=10.0)
     receipt = paid(events.poisson(0.1, events.gaussian(2.0), 1000), REPLACE_ONE)
-    assert has_std(torch.cat([gaussian_query(query, receipt) for _ in range(1000)]), 20.0)
+    found = []
+    for _ in range(1000):
+        sampling.draw(receipt, 0)
+        found.append(gaussian_query(query, receipt))
+    assert has_std(torch.cat(found), 20.0)
 
 
 def test_totals_beyond_any_integer_are_no_error() -> None:
@@ -409,7 +421,7 @@ def test_a_stream_is_its_strategy_scaled_by_its_sensitivity(
         clips = np.linspace(1.0, 2.0, steps)  # a clip that changes from step to step scales that step
         out = np.stack([stream.release(zeros(size, clip))["w"].numpy() / clip for clip in clips])
         z = np.stack([NoiseKey(3).normals(block * steps + t, size).numpy() for t in range(steps)])
-        np.testing.assert_allclose(matrix @ out, scale * z, atol=1e-10)
+        np.testing.assert_allclose(matrix @ out, scale * z, rtol=1e-4, atol=1e-4)
     with pytest.raises(ReceiptError, match="release"):
         stream.release(zeros(size))
 
@@ -430,9 +442,9 @@ def test_a_reset_starts_a_new_block_with_fresh_noise() -> None:
     stream.reset()
     second = [stream.release(zeros())["w"] for _ in range(2)]
     s = stream.sensitivity
-    torch.testing.assert_close(first[0], s * NoiseKey(3).normals(0, 4))
-    torch.testing.assert_close(second[0], s * NoiseKey(3).normals(2, 4))  # nothing taken back, nothing used twice
-    torch.testing.assert_close(second[1], s * (NoiseKey(3).normals(3, 4) - 0.5 * NoiseKey(3).normals(2, 4)))
+    near(first[0], s * NoiseKey(3).normals(0, 4))
+    near(second[0], s * NoiseKey(3).normals(2, 4))  # nothing taken back, nothing used twice
+    near(second[1], s * (NoiseKey(3).normals(3, 4) - 0.5 * NoiseKey(3).normals(2, 4)))
     with pytest.raises(ReceiptError):
         stream.release(zeros())
 
@@ -445,7 +457,7 @@ def test_after_a_reset_a_block_is_as_long_as_its_sensitivity_allows(contribution
     stream.release(zeros())
     stream.reset()
     out = [stream.release(zeros())["w"] for _ in range(5)]
-    torch.testing.assert_close(out[fresh - 1], stream.sensitivity * NoiseKey(3).normals(fresh, 4))
+    near(out[fresh - 1], stream.sensitivity * NoiseKey(3).normals(fresh, 4))
 
 
 def test_a_receipt_has_one_stream() -> None:
@@ -471,7 +483,7 @@ def test_an_interrupted_step_is_not_continued(monkeypatch: pytest.MonkeyPatch) -
         patch.setattr("tacit.privacy.correlated.Mixer.step", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             stream.release(zeros())
-    torch.testing.assert_close(stream.release(zeros())["w"], stream.sensitivity * NoiseKey(3).normals(2, 4))
+    near(stream.release(zeros())["w"], stream.sensitivity * NoiseKey(3).normals(2, 4))
 
 
 def test_a_stream_with_block_noise_scales_each_block() -> None:

@@ -50,11 +50,14 @@ def test_draws_come_again_too(sqlite_url: str) -> None:
     receipt = ledger.charge("s", event, stage="test")
     secret = replay.keep(ledger, receipt)
     leases.extend(ledger, receipt, 5)
+    sampling.draw(receipt, 500)
     released(receipt)
     drawn, chances = sampling.draw(receipt, 500), sampling.chances(receipt, 5, 3)
     again, _ = replay.take_up(ledger, receipt.id, secret, 1)
     assert torch.equal(sampling.draw(again, 500), drawn)
     assert torch.equal(sampling.chances(again, 5, 3), chances)
+    leases.extend(ledger, again, 4)
+    assert released(again) == released(receipt)  # of the same draw, with the same noise
 
 
 def test_nothing_is_released_on_a_receipt_that_was_taken_up_before_it_is_leased(sqlite_url: str) -> None:

@@ -11,7 +11,7 @@ from tacit.privacy import Budget, Ledger, Neighbours, events, mechanisms, sampli
 from tacit.privacy.events import DpEvent
 from tacit.privacy.noise import NoiseKey
 from tacit.privacy.queries import grid_sum
-from tacit.privacy.receipts import Receipt, ReceiptError
+from tacit.privacy.receipts import Receipt, ReceiptError, check_used
 
 FALSE_ALARM = 1e-7  # of each statistical test
 
@@ -91,6 +91,66 @@ def test_the_rate_is_that_of_the_next_release() -> None:
         release(receipt)
     with pytest.raises(ReceiptError, match="releases nothing here"):
         sampling.draw(receipt, 10)
+
+
+@pytest.mark.parametrize("first", [events.poisson(0.5, events.laplace(9.0)), events.laplace(9.0)])
+def test_units_drawn_for_one_release_are_not_released_as_another(first: DpEvent) -> None:
+    """Half of all people, or everybody, at the price of one in a hundred: refused, and nothing is used up by it."""
+    receipt = charged(events.compose([first, events.poisson(0.01, events.gaussian(4.0))]), seed=5)
+    query = grid_sum(torch.zeros(1), low=0.0, high=1.0, grid=1.0)
+    assert len(sampling.draw(receipt, 100_000)) > 40_000
+    with pytest.raises(ReceiptError, match="were drawn for a LaplaceDpEvent"):
+        mechanisms.gaussian_query(query, receipt)
+    assert receipt.used == 0
+    mechanisms.laplace(query, receipt)
+    assert binomtest(len(sampling.draw(receipt, 100_000)), 100_000, 0.01).pvalue > FALSE_ALARM
+    mechanisms.gaussian_query(query, receipt)
+    assert receipt.used == 2
+
+
+def test_a_release_that_was_charged_as_sampled_needs_a_draw() -> None:
+    receipt = charged(events.compose([events.poisson(0.01, events.gaussian(4.0), 2), events.laplace(5.0)]))
+    with pytest.raises(ReceiptError, match=r"drawn with probability 0\.01: draw them"):
+        release(receipt)
+    sampling.chances(receipt, 3, 2)  # for units that were drawn: not a draw
+    with pytest.raises(ReceiptError, match="draw them"):
+        release(receipt)
+    assert receipt.used == 0
+    sampling.draw(receipt, 10)
+    release(receipt)
+    with pytest.raises(ReceiptError, match="draw them"):  # a draw serves one release
+        release(receipt)
+    mechanisms.laplace(grid_sum(torch.zeros(1), low=0.0, high=1.0, grid=1.0), receipt)  # of everybody, between draws
+    assert receipt.used == 2
+
+
+def test_a_refused_release_leaves_the_draw_as_it_was() -> None:
+    receipt = charged(events.poisson(0.5, events.gaussian(5.0), 2), seed=None)
+    first = sampling.draw(receipt, 200)
+    with pytest.raises(ReceiptError, match="were drawn for a GaussianDpEvent"):
+        mechanisms.laplace(grid_sum(torch.zeros(1), low=0.0, high=1.0, grid=1.0), receipt)
+    assert torch.equal(first, sampling.draw(receipt, 200))
+    release(receipt)
+
+
+def test_two_threads_that_draw_the_same_units_release_them_once() -> None:
+    """Whoever comes second has no draw of its own, so that its sum cannot leave as that of the next draw."""
+    receipt = charged(events.poisson(0.5, events.gaussian(5.0), 2))
+    assert torch.equal(sampling.draw(receipt, 100), sampling.draw(receipt, 100))
+    release(receipt)
+    with pytest.raises(ReceiptError, match="draw them"):
+        release(receipt)
+
+
+def test_a_receipt_knows_whether_anything_was_released_on_it() -> None:
+    receipt = charged(events.poisson(0.5, events.gaussian(5.0), 2))
+    sampling.draw(receipt, 100)
+    with pytest.raises(ReceiptError, match="Nothing was released on receipt"):
+        check_used(receipt)
+    release(receipt)
+    check_used(receipt)
+    receipt.close()
+    check_used(receipt)
 
 
 def test_a_draw_is_where_the_uniforms_of_its_key_lie_below_the_rate() -> None:

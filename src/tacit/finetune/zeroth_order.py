@@ -28,8 +28,10 @@ class Slopes:
 
     The directions come from a public seed and the number of the step.
 
-    Formal guarantee: a unit's slope, the mean over its rows, is cut to [-clip, clip], and is 0 if it is not finite. So
-    one unit adds at most clip * sqrt(directions); nothing else about the rows leaves. The direction is public.
+    Formal guarantee: a unit's slope, the mean over its rows, is rounded to a multiple of 2^-30 of the clip (of a power
+    of two below it) and cut to [-clip, clip]; it is 0 if it is not finite. So one unit adds at most clip *
+    sqrt(directions), and sums of up to 2^22 units are exact in float64: nobody's slope changes how the others round.
+    The sum leaves on the grid of ``mechanisms.gaussian``. The direction is public.
     """
 
     clip: float = 1.0
@@ -98,7 +100,10 @@ class SlopeAsker:
 
     def _bounded(self, slopes: Tensor) -> ClippedSum:
         clip = self._query.clip
-        kept = torch.where(torch.isfinite(slopes).all(1, keepdim=True), slopes, 0).clamp(-clip, clip)
+        grid = 2.0 ** (math.frexp(clip)[1] - 30)
+        most = math.floor(clip / grid)
+        kept = torch.where(torch.isfinite(slopes).all(1, keepdim=True), slopes, 0)
+        kept = (kept / grid).round().clamp(-most, most) * grid
         norms, after = slopes.norm(dim=1), kept.norm(dim=1)
         private = Private(norms, torch.where(after < norms, after / norms, 1.0))
         bounds = {"slopes": clip * math.sqrt(self._query.directions)}

@@ -71,7 +71,7 @@ class Receipt:
             _Slot(type(released(leaf)), released(leaf), _rate(leaf), _count(leaf, times))
             for leaf, times in leaves(self.event)
         ]
-        self._use.update(process=_process, slots=slots, used=0, closed=False, lock=threading.Lock())
+        self._use.update(process=_process, slots=slots, used=0, drawn=None, closed=False, lock=threading.Lock())
 
     def issued(self, key: NoiseKey) -> Receipt:
         """This receipt, live; for ``Ledger.charge`` alone."""
@@ -84,7 +84,7 @@ class Receipt:
 
     @property
     def used(self) -> int:
-        """Releases made so far, in this process."""
+        """Releases drawn from this receipt so far, in this process; 0: no private value left on it."""
         return int(self._use["used"])
 
     @property
@@ -106,6 +106,7 @@ class Receipt:
         if not 0 <= used <= self.releases - self.used:
             raise ReceiptError(f"Receipt {self.id[:8]} pays for {self.releases} releases: {used} cannot be skipped.")
         self._use["used"] += used
+        self._use["drawn"] = None
         for slot in self._use["slots"]:
             now = min(slot.left, used)
             slot.left -= now
@@ -158,7 +159,12 @@ def released(leaf: DpEvent) -> DpEvent:
 
 
 def take(receipt: Receipt, kind: type[DpEvent], bound: float) -> tuple[DpEvent, int, NoiseKey]:
-    """Use up one release: its event, its number and the key of its noise. Refused if the receipt does not cover it."""
+    """Use up one release: its event, its number and the key of its noise. Refused if the receipt does not cover it.
+
+    Formal guarantee: a draw (``sampling.draw``) binds the slot of the tree whose rate it used, and the next release is
+    of that slot or is refused; a slot that was charged as Poisson-subsampled gives nothing without a draw. So no sum
+    over units that were drawn at one rate leaves at the price of another.
+    """
     if not isinstance(receipt, Receipt):
         raise ReceiptError("A release needs the receipt of a charge: call Ledger.charge first.")
     key = receipt._key
@@ -173,7 +179,12 @@ def take(receipt: Receipt, kind: type[DpEvent], bound: float) -> tuple[DpEvent, 
     with receipt._use["lock"]:  # two threads must never be handed the same noise
         if not receipt.live:
             raise _dead(receipt)
-        slot = next((slot for slot in receipt._use["slots"] if slot.kind is kind and slot.left > 0), None)
+        slot, drawn = _next(receipt, kind), receipt._use["drawn"]
+        if drawn is not None and drawn is not slot:
+            raise ReceiptError(
+                f"The units of the next release on receipt {receipt.id[:8]} were drawn for a {drawn.kind.__name__}, at "
+                f"the rate {drawn.rate:g}: that release comes first."
+            )
         if slot is None:
             paid = ", ".join(sorted({slot.kind.__name__ for slot in receipt._use["slots"]}))
             raise ReceiptError(
@@ -182,19 +193,40 @@ def take(receipt: Receipt, kind: type[DpEvent], bound: float) -> tuple[DpEvent, 
             )
         if receipt.used >= receipt._use.get("leased", receipt.releases):
             raise ReceiptError(f"The lease on receipt {receipt.id[:8]} is used up: lease more releases first.")
+        if slot.rate < 1 and drawn is None:
+            raise ReceiptError(
+                f"Receipt {receipt.id[:8]} paid for units that are drawn with probability {slot.rate:g}: draw them "
+                "with tacit.privacy.sampling.draw, then release."
+            )
         slot.left -= 1
         receipt._use["used"] += 1
+        receipt._use["drawn"] = None
         return slot.leaf, receipt.used - 1, key
 
 
-def upcoming(receipt: Receipt) -> tuple[float, int, NoiseKey]:
-    """The sampling rate and the number of the next release, and the key of its draw; for ``sampling`` alone."""
+def upcoming(receipt: Receipt, *, bind: bool = False) -> tuple[float, int, NoiseKey]:
+    """The sampling rate and the number of the next release, and the key of its draw; for ``sampling`` alone.
+
+    With ``bind`` the next release is held to this slot.
+    """
     if not isinstance(receipt, Receipt):
         raise ReceiptError("A draw needs the receipt of a charge: call Ledger.charge first.")
-    slot = next((slot for slot in receipt._use["slots"] if slot.left > 0), None)
-    if not receipt.live or receipt._key is None or slot is None:
-        raise _dead(receipt)
-    return slot.rate, receipt.used, receipt._key
+    with receipt._use["lock"]:
+        slot = receipt._use["drawn"] or _next(receipt)
+        if not receipt.live or receipt._key is None or slot is None:
+            raise _dead(receipt)
+        if bind:
+            receipt._use["drawn"] = slot
+        return slot.rate, receipt.used, receipt._key
+
+
+def check_used(receipt: Receipt) -> None:
+    """Refuse a receipt from which nothing was drawn: what its holder returns did not get the noise that was paid."""
+    if not receipt.used:
+        raise ReceiptError(
+            f"Nothing was released on receipt {receipt.id[:8]}: whatever was computed for it saw no noise, or no "
+            "private data. Release through tacit.privacy.mechanisms with this receipt (finetune.fit takes receipt=)."
+        )
 
 
 def claim(receipt: Receipt) -> None:
@@ -229,6 +261,12 @@ def check_charged(receipt: Receipt) -> None:
             "This receipt pays for one trial of a search and was not charged by itself: what can be settled or leased "
             f"is the search's receipt {whole.id[:8]}."
         )
+
+
+def _next(receipt: Receipt, kind: type[DpEvent] | None = None) -> _Slot | None:
+    """The first slot of the tree that has releases left (of this kind)."""
+    slots: list[_Slot] = receipt._use["slots"]
+    return next((slot for slot in slots if slot.left > 0 and kind in (None, slot.kind)), None)
 
 
 def _rate(leaf: DpEvent) -> float:

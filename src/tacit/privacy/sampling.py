@@ -19,8 +19,9 @@ def draw(receipt: Receipt, people: int) -> Tensor:
 
     Formal guarantee: each unit is drawn with at most the charged probability (a uniform of 53 bits is compared with
     it), independently of all others and of every other release; asking again before the release gives the same units.
+    The draw binds the receipt: its next release is the one whose rate was used, and any other kind is refused.
     """
-    rate, number, key = upcoming(receipt)
+    rate, number, key = upcoming(receipt, bind=True)
     if not 0 < rate <= 1:
         raise ReceiptError("This receipt's sampling is not Poisson sampling: nothing here draws so.")
     if rate == 1:
