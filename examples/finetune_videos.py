@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> None:
         fitted = finetune.fit(
             net,
             videos,
-            units="video",
+            unit="video",
             size=options.size,
             classes=classes,
             scheme="selective" if options.net else "full",

@@ -193,7 +193,6 @@ def compute(cell: Cell) -> dict[str, Any]:
         delta=cell.delta,
         scheme=arm.scheme,
         init=arm.init,
-        units=data.unit if arm.level == "unit" else "sample",
         neighbours="zero-out" if arm.optimiser == "dpftrl" else "add-remove",
         head="keep" if data.kind == "messages" else "new",
         size=len(records),

@@ -180,9 +180,9 @@ def test_what_is_no_table() -> None:
     for build, said in (
         (lambda: Table(INPUTS, LABELS[:-1]), "6 rows and 5 labels"),
         (lambda: Table(INPUTS[:0], LABELS[:0]), "no rows"),
-        (lambda: Table(INPUTS, LABELS, ["a"] * 6), "number the names first"),
-        (lambda: Table(INPUTS, LABELS, OWNERS.double()), "one integer per row"),
-        (lambda: Table(INPUTS, LABELS, OWNERS[:, None]), "one integer per row"),
+        (lambda: Table(INPUTS, LABELS, ["a", 1] * 3), "one integer or string per row"),
+        (lambda: Table(INPUTS, LABELS, OWNERS.double()), "one integer or string per row"),
+        (lambda: Table(INPUTS, LABELS, OWNERS[:, None]), "one integer or string per row"),
         (lambda: Table(INPUTS, LABELS, rows_each=0), "rows_each is a number of rows"),
         (lambda: Table({"a": INPUTS, "b": INPUTS[:-1]}, LABELS), "disagree on the number of rows"),
     ):

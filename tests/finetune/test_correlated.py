@@ -70,7 +70,7 @@ def test_a_run_is_one_charge_and_one_gaussian(tmp_path: Path) -> None:
         charges = [entry for entry in ledger.entries() if entry.kind == "charge"]
     assert len(charges) == 1
     event = charges[0].body["event"]
-    assert (event["type"], event["contributions"], event["separation"], event["steps"]) == ("StreamDpEvent", 2, 5, 10)
+    assert (event["type"], event["contributions"], event["separation"], event["steps"]) == ("PassesDpEvent", 2, 5, 10)
     assert fitted.noise_multiplier == pytest.approx(8.4494, abs=1e-4)  # of one release at epsilon 1, delta 1e-6
     assert fitted.guarantee.epsilon == pytest.approx(1.0, abs=1e-6)
     zero_out = plan(optimiser, epsilon=1.0, delta=1e-6, size=24, neighbours="zero-out")

@@ -117,7 +117,7 @@ def test_one_held_out_patient_moves_the_sum_by_at_most_one(monkeypatch: pytest.M
         changed = torch.where(torch.arange(12) < 9, worst, labels)  # the first patient has nine rows
         owners = torch.tensor([0] * 9 + [1, 2, 3])
         told = Evaluation(data=(inputs, changed, owners), subject=f"h{len(sums)}", epsilon=1.0, size=4)
-        judge = Judge(told, as_records(told.data), Classes(3))
+        judge = Judge(told, as_records(told.data, Unit.PATIENT), Classes(3))
         judge.charge(ledger, steps=1, unit="patient", neighbours="add-remove", seed=None)
         judge(model)
     assert sums[0] - sums[1] == pytest.approx(1.0, abs=1e-9)
@@ -130,7 +130,7 @@ def test_charged_rows_say_whose_they_are(ledger: Ledger) -> None:
     call: dict[str, Any] = {"optimiser": DPGD(steps=2), "epsilon": 1.0, "delta": 1e-5, "size": 8, "scheme": "full"}
     data = (inputs, labels, torch.arange(24) // 3)
     with pytest.raises(ValueError, match="needs to know whose"):
-        fit(net(), data, units="patient", evaluate=told, ledger=ledger, **call)
+        fit(net(), data, unit="patient", evaluate=told, ledger=ledger, **call)
     assert ledger.entries() == []
 
 

@@ -210,7 +210,7 @@ def test_one_unit_moves_the_statistics_by_at_most_their_bound(bad: float, monkey
     owners = torch.arange(12) // 4
     wild = torch.where((owners == 1)[:, None], torch.full_like(inputs, bad), inputs)
     how, ledger = Standardise(noise=20.0, bound=2.0), Ledger("sqlite://")
-    ledger.subject("s", Budget(50.0, 1e-5))
+    ledger.subject("s", Budget(50.0, 1e-5), unit="user")
     rest = owners != 1
     for x, y, o in ((inputs, labels, owners), (wild, labels, owners), (inputs[rest], labels[rest], owners[rest])):
         how.release(Table(x, y, o), 3, ledger, "s", None)

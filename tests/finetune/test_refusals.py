@@ -48,10 +48,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         },
         r"(?i)batch|running|statistics",
     ),
-    "units without owners": ({"units": "patient"}, r"needs to know whose each row is"),
+    "units without owners": ({"unit": "patient"}, r"needs to know whose each row is"),
     "owners without units": ({"data": (INPUTS, LABELS, torch.arange(24))}, r"a unit is more than a sample"),
-    "half an owner": ({"data": (INPUTS, LABELS, torch.arange(24) / 2), "units": "user"}, r"one integer per row"),
-    "too few owners": ({"data": (INPUTS, LABELS, torch.arange(23)), "units": "user"}, r"one integer per row"),
+    "half an owner": (
+        {"data": (INPUTS, LABELS, torch.arange(24) / 2), "unit": "user"},
+        r"one integer or string per row",
+    ),
+    "too few owners": ({"data": (INPUTS, LABELS, torch.arange(23)), "unit": "user"}, r"one integer or string per row"),
     "no size": ({"size": None}, r"Say size="),
     "size 0": ({"size": 0}, r"size must be whole and at least 1"),
     "microbatch 0": ({"microbatch": 0}, r"microbatch must be whole"),
@@ -103,7 +106,7 @@ def test_no_error_tells_a_value(ledger: Ledger) -> None:
     """What was refused is said; which row, and what it had, is not."""
     for data in ((INPUTS, LABELS + 4711), (INPUTS[:, :3] + 4711, LABELS), (INPUTS, LABELS, INPUTS[:, 0] + 4711)):
         with pytest.raises(ValueError, match=r"\w") as error:
-            call(ledger, data=data, units="patient" if len(data) == 3 else "sample")
+            call(ledger, data=data, unit="patient" if len(data) == 3 else "sample")
         assert "471" not in str(error.value)
         assert error.value.__cause__ is None
 

@@ -248,7 +248,7 @@ def test_the_name_of_a_run_does_not_depend_on_who_is_there(tmp_path: Path) -> No
     for i, (count, owner) in enumerate(((24, torch.arange(24) // 2), (21, torch.arange(21) // 3))):
         killed(
             lambda i=i, count=count, owner=owner: begin(
-                tmp_path / str(i), data=(*people(count), owner), units="patient", curator=at_step(0)
+                tmp_path / str(i), data=(*people(count), owner), unit="patient", curator=at_step(0)
             )
         )
         raw = (tmp_path / str(i) / "run.safetensors").read_bytes()

@@ -101,7 +101,7 @@ def test_rows_are_judged_one_by_one_and_know_their_owner() -> None:
     torch.manual_seed(3)
     inputs, labels, owners = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2]), torch.tensor([5, 2, 5, 2, 9, 5])
     model = nn.Linear(4, 3)
-    said = predictions(model, as_records((inputs, labels, owners)), Classes(3))
+    said = predictions(model, as_records((inputs, labels, owners), public=True), Classes(3))
     order = torch.tensor([1, 3, 0, 2, 5, 4])
     assert torch.allclose(said.beliefs, model(inputs[order]).softmax(1))
     assert torch.equal(said.labels, labels[order])

@@ -216,7 +216,7 @@ def test_all_messages_of_a_user_move_the_sum_by_the_bound_at_most(rows_each: int
         records = data.Texts(tokenizer(marks=False), everything, owners=people, rows_each=rows_each, **SMALL)
         torch.manual_seed(0)
         model = gpt2().double()
-        return sum_of(model, records, units="user", task=NextToken(14), head="keep", scheme="full", size=6)
+        return sum_of(model, records, unit="user", task=NextToken(14), head="keep", scheme="full", size=6)
 
     without, with_one = summed([]), summed(words[24:26])
     shouting = summed(["good bad"] * 40)
@@ -236,8 +236,8 @@ def test_a_charged_evaluation_and_the_ledger(ledger: Ledger) -> None:
 
 def test_refusals_come_before_any_charge(ledger: Ledger) -> None:
     cases: list[tuple[Any, Any, dict[str, Any], str]] = [
-        (bert(), texts(), {"units": "user"}, "whose each row is"),
-        (bert(), texts(owners=[0, 1] * 24), {}, "more than a sample"),
+        (bert(), texts(), {"unit": "user"}, "One unit of these data is a sample"),
+        (bert(), texts(owners=[0, 1] * 24), {"unit": "sample"}, "One unit of these data is a user"),
         (bert(), data.Texts(tokenizer(), *sayings(48), max_length=40), {}, "does not take these rows"),
         (gpt2(), messages(), {"task": NextToken(14)}, "head='keep'"),
         (gpt2(), texts(), {"task": NextToken(14), "head": "keep"}, "without labels"),

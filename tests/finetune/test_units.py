@@ -38,7 +38,7 @@ def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 class Clips:
     """Records with `each` rows per unit, chosen by chance, as clips of a video are."""
 
-    scored_by = "unit"
+    scored_by, unit = "unit", "video"
 
     def __init__(self, values: Tensor, labels: Tensor, each: int) -> None:
         self.values, self.given, self.each = values, labels, each
@@ -69,13 +69,13 @@ def test_a_patient_with_many_rows_adds_one_clipped_mean() -> None:
     inputs, labels = people(20)
     owners = torch.tensor([7] * 9 + [1] * 4 + [5, 5, 5, 2, 2, 9, 8])
     sums: Sums = []
-    run((inputs, labels, owners), units="patient", sums=sums)
+    run((inputs, labels, owners), unit="patient", sums=sums)
     units = [(inputs[owners == who], labels[owners == who]) for who in owners.unique()]
     assert gap(sums[0], clipped_sum(net(), units, CLIP)) < 1e-12
     wild = torch.where((owners == 7)[:, None], 1e3 * inputs.flip(0), inputs)
-    run((wild, (labels + (owners == 7)) % 3, owners), units="patient", sums=sums)
+    run((wild, (labels + (owners == 7)) % 3, owners), unit="patient", sums=sums)
     rest = owners != 7
-    run((inputs[rest], labels[rest], owners[rest]), units="patient", sums=sums)
+    run((inputs[rest], labels[rest], owners[rest]), unit="patient", sums=sums)
     assert CLIP < distance(sums[0], sums[1]) <= 2 * CLIP
     assert distance(sums[0], sums[2]) <= CLIP
     assert distance(sums[1], sums[2]) == pytest.approx(CLIP, rel=2e-5)
@@ -87,10 +87,10 @@ def test_a_video_with_many_clips_is_one_unit(each: int) -> None:
     values = torch.randn(6, 8, 4, generator=generator, dtype=torch.float64)
     labels = torch.randint(0, 3, (6,), generator=generator)
     sums: Sums = []
-    run(Clips(values, labels, each), units="video", sums=sums)
+    run(Clips(values, labels, each), unit="video", sums=sums)
     changed = values.clone()
     changed[2] = -50 * values[2].flip(0)
-    run(Clips(changed, labels, each), units="video", sums=sums)
+    run(Clips(changed, labels, each), unit="video", sums=sums)
     assert 0 < distance(sums[0], sums[1]) <= 2 * CLIP
 
 
@@ -100,7 +100,7 @@ def test_clips_cost_nothing() -> None:
     values = torch.randn(6, 8, 4, generator=generator, dtype=torch.float64)
     labels = torch.randint(0, 3, (6,), generator=generator)
     optimiser = DPSGD(batch=3, steps=4)
-    found = [run(Clips(values, labels, each), units="video", optimiser=optimiser) for each in (1, 8)]
+    found = [run(Clips(values, labels, each), unit="video", optimiser=optimiser) for each in (1, 8)]
     assert found[0].noise_multiplier == found[1].noise_multiplier
     assert found[0].guarantee == found[1].guarantee
 
@@ -166,7 +166,7 @@ def test_portions_give_the_same_sum(portion: int, microbatch: int | None, monkey
     owners = torch.arange(20) // 3
     monkeypatch.setattr(loop, "rows_that_fit", lambda _: portion)
     sums: Sums = []
-    run((inputs, labels, owners), units="patient", sums=sums, microbatch=microbatch)
+    run((inputs, labels, owners), unit="patient", sums=sums, microbatch=microbatch)
     units = [(inputs[owners == who], labels[owners == who]) for who in owners.unique()]
     assert gap(sums[0], clipped_sum(net(), units, CLIP)) < 1e-12
 
@@ -209,5 +209,5 @@ def test_a_model_that_chokes_on_values_loses_that_unit_alone() -> None:
 def test_the_whole_run_is_the_same_on_one_row_per_owner() -> None:
     inputs, labels = people(12)
     alone = run((inputs, labels))
-    owned = run((inputs, labels, torch.arange(12) * 5 - 20), units="user")
+    owned = run((inputs, labels, torch.arange(12) * 5 - 20), unit="user")
     assert gap(weights(alone.model), weights(owned.model)) < 1e-12

@@ -127,7 +127,7 @@ def test_the_score_of_a_unit_is_between_0_and_1_whatever_its_rows() -> None:
     inputs, labels = rows()
     inputs[3] = math.nan
     owners = torch.arange(400) // 4
-    trainable = tune.Finetuning(probe(), (inputs, labels, owners), classes=3, size=100, units="user", scheme="full")
+    trainable = tune.Finetuning(probe(), (inputs, labels, owners), classes=3, size=100, unit="user", scheme="full")
     score = trainable.score(probe())
     assert len(score) == 100
     assert bool(((score >= 0) & (score <= 1)).all())
@@ -172,7 +172,7 @@ def test_rows_each_and_augment_reach_the_records() -> None:
     for options in ({"rows_each": 1}, {"augment": 2}, {"rows_each": 2, "augment": 2, "scheme": "full"}):
         told: list[str] = []
         found = tune.random_search(
-            tune.Finetuning(body, (inputs, labels, owners), size=100, units="patient", **options),
+            tune.Finetuning(body, (inputs, labels, owners), size=100, unit="patient", **options),
             tune.Space(lr=(0.1, 1.0), steps=(2, 2)),
             Budget(8.0, 1e-5),
             ledger=Ledger("sqlite://"),

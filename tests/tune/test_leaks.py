@@ -139,7 +139,7 @@ def test_nobody_is_promised_what_bounds_somebody_else(search: str, scheme: str) 
     ledger, (inputs, labels) = Ledger("sqlite://"), rows()
     by_row = tune.Finetuning(probe(), (inputs, labels), classes=3, size=400, scheme=scheme)
     owned = (inputs, labels, torch.arange(400) // 4)
-    by_patient = tune.Finetuning(probe(), owned, classes=3, size=100, scheme=scheme, units="patient")
+    by_patient = tune.Finetuning(probe(), owned, classes=3, size=100, scheme=scheme, unit="patient")
     for trainable, unit in ((by_row, "patient"), (by_patient, "sample"), (by_patient, "user")):
         with pytest.raises(ValueError, match=f"of the kind '{trainable.unit}'"):
             SEARCHES[search](trainable, BOX, EIGHT, ledger=ledger, subject="people", unit=unit)

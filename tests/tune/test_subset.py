@@ -103,7 +103,7 @@ def test_a_split_keeps_owners_together() -> None:
     inputs, labels = rows()
     owners = torch.arange(600) // 3
     whole = tune.Finetuning(
-        nn.Sequential(nn.Identity(), nn.Linear(4, 2)), (inputs, labels, owners), size=200, units="patient"
+        nn.Sequential(nn.Identity(), nn.Linear(4, 2)), (inputs, labels, owners), size=200, unit="patient"
     )
     few, rest = whole.split(0.5)
     mine = [{int(owners[inputs[:, 0] == value][0]) for value in ids(part)} for part in (few, rest)]

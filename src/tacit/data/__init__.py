@@ -3,6 +3,7 @@
 from tacit.data import published, shifts, streams
 from tacit.data.chexpert import chexpert
 from tacit.data.fashion_mnist import fashion_mnist
+from tacit.data.grouped import Grouped
 from tacit.data.published import cifar_c, imagenet_c, imagenet_r
 from tacit.data.streams import Batch, Stream
 from tacit.data.texts import Texts, sst2
@@ -10,6 +11,7 @@ from tacit.data.videos import VideoClips, clips_as_units
 
 __all__ = [
     "Batch",
+    "Grouped",
     "Stream",
     "Texts",
     "VideoClips",

@@ -71,9 +71,8 @@ class Patients(Table):
         skipped: list[Path],
         diseases: Sequence[str],
     ) -> None:
-        numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-        self._owners = [numbers[name] for name in names]
-        super().__init__(films, labels, self._owners, rows_each=rows)
+        self._owners = list(names)
+        super().__init__(films, labels, self._owners, unit="patient", rows_each=rows)
         self.skipped = skipped
         self.classes = tuple(diseases)
 

@@ -1,8 +1,9 @@
 """Labelled rows by the unit that they belong to: the form in which private training asks for data.
 
-A unit is shown as one or more rows: an image, K views of an image, k clips of a video, the visits of a patient. Which
-ones is decided by random numbers that the caller draws ("chances"), never by a generator in here: training draws them
-from a secret key, so that a step can be replayed and that nobody's rows depend on who else is there.
+Records say what their units are (`unit`): a guarantee is for that, and nobody can name it otherwise. A unit is shown as
+one or more rows: an image, K views of an image, k clips of a video, the visits of a patient. Which ones is decided by
+random numbers that the caller draws ("chances"), never by a generator in here: training draws them from a secret key,
+so that a step can be replayed and that nobody's rows depend on who else is there.
 """
 
 from __future__ import annotations
@@ -25,8 +26,15 @@ class Records(Protocol):
     """Units with labelled rows. `units` is always a one-dimensional integer tensor of unit numbers, 0 to len - 1.
 
     Records whose rows differ in size, as texts do, may also have `sizes`, a number per unit: units of one size are then
-    taken together. Records of which blank rows would say little may have `made_up()`: rows to try a model on.
+    taken together. Records of which blank rows would say little may have `made_up()`: rows to try a model on. Records
+    whose units have names of their own have `unit_ids` (an integer or string each). Records made of others say by
+    `scored(units)` what is right or wrong about a unit: some units of the others. Those of this package have
+    `group_by(ids, unit=...)`, the only way to units of another kind; `data.Grouped` does it for any records.
     """
+
+    @property
+    def unit(self) -> str:
+        """What one unit is: "sample", "video", "patient". All rows that belong to one such thing are in one unit."""
 
     @property
     def chances(self) -> int:
@@ -55,3 +63,9 @@ class Records(Protocol):
 
     def fingerprint(self) -> str:
         """Changes with any value, label or grouping; tells nothing to who does not have the data."""
+
+
+def unit_ids_of(records: Records) -> list[int] | list[str] | None:
+    """The names of the units, where they have names of their own."""
+    found: list[int] | list[str] | None = getattr(records, "unit_ids", None)
+    return found

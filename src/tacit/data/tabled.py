@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import copy
 from typing import Any, Literal
 
@@ -11,16 +11,20 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from tacit.data.records import Rows
+from tacit.data.grouped import Groupable, Ids, distinct, members, named, without_replacement
+from tacit.data.records import Records, Rows
 from tacit.data.views import Augment, FlipAndShift
 
+SAMPLE, USER = "sample", "user"
 
-class Table:
-    """Rows with labels, each its own unit or, with `owners`, each belonging to somebody.
+
+class Table(Groupable):
+    """Rows with labels, each its own unit (a "sample") or, with `owners`, each belonging to somebody.
 
     `inputs` is a tensor (rows first; memory-mapped ones stay on disk), or a data set whose items are (input, label).
-    `owners` is one integer per row. `rows_each`: at most so many rows of a unit are shown at a time, drawn without
-    replacement (default: all of them). `augment`: K changed views of every row, all of them rows of its unit.
+    `owners` is one integer or string per row, and `unit` says what an owner is (default: "user"). `rows_each`: at most
+    so many rows of a unit are shown at a time, drawn without replacement (default: all of them). `augment`: K changed
+    views of every row, all of them rows of its unit.
     """
 
     scored_by: Literal["row", "unit"] = "row"
@@ -29,8 +33,9 @@ class Table:
         self,
         inputs: Any,
         labels: Tensor | None = None,
-        owners: Tensor | Sequence[int] | None = None,
+        owners: Ids | None = None,
         *,
+        unit: str | None = None,
         rows_each: int | None = None,
         augment: int | None = None,
         views: Augment | None = None,
@@ -45,12 +50,42 @@ class Table:
         for value, what in ((rows_each, "rows_each"), (augment, "augment")):
             if value is not None and value < 1:
                 raise ValueError(f"{what} is a number of rows, at least 1; got {value}.")
-        self._members = _members(owners, count)
+        self._rows_each = rows_each
         self._views = (views or FlipAndShift()) if augment is not None else None
         self._copies = augment or 1
+        self._own(owners, unit)
+
+    def _own(self, owners: Ids | None, unit: str | None) -> None:
+        """From now on a unit is a row, or all rows of an owner."""
+        if owners is None and unit not in (None, SAMPLE):
+            raise ValueError(f"A row is a sample: for unit={unit!r} give owners, whose each row is.")
+        if owners is not None and unit == SAMPLE:
+            raise ValueError(
+                "Rows have owners, so a unit is more than a sample: say what with unit=, such as 'patient'."
+            )
+        self.unit = SAMPLE if owners is None else named(unit or USER)
+        self._ids: list[int] | list[str] | None = None
+        self._members: list[Tensor] | None = None
+        if owners is not None:
+            self._ids, owner = distinct(owners, len(self._labels))
+            self._members = members(owner)
         largest = max((len(rows) for rows in self._members), default=1) if self._members is not None else 1
-        self._shown = largest if rows_each is None else min(rows_each, largest)
-        self._drawn = rows_each is not None and largest > rows_each
+        self._shown = largest if self._rows_each is None else min(self._rows_each, largest)
+        self._drawn = self._rows_each is not None and largest > self._rows_each
+
+    @property
+    def unit_ids(self) -> list[int] | list[str] | None:
+        return self._ids
+
+    def group_by(self, ids: Ids, *, unit: str, at_most: int | None = None) -> Records:
+        if self.grouped:
+            return super().group_by(ids, unit=unit, at_most=at_most)
+        if at_most is not None and at_most < 1:
+            raise ValueError(f"at_most is a number of rows, at least 1; got {at_most}.")
+        other = copy(self)
+        other._rows_each = self._rows_each if at_most is None else at_most
+        other._own(ids, unit)
+        return other
 
     @property
     def most_rows(self) -> int:
@@ -119,7 +154,7 @@ class Table:
         mine = [self._members[unit] for unit in units.tolist()]
         if chances is not None and self._drawn:
             fates = chances[:, : self._shown]  # the rest is for views
-            mine = [rows[_without_replacement(len(rows), fate)] for rows, fate in zip(mine, fates, strict=True)]
+            mine = [rows[without_replacement(len(rows), fate)] for rows, fate in zip(mine, fates, strict=True)]
         if not mine:
             return torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long)
         sizes = torch.tensor([len(rows) for rows in mine])
@@ -152,29 +187,6 @@ def _place_in_unit(owner: Tensor, units: int) -> Tensor:
     sizes = torch.bincount(owner, minlength=units)
     starts = torch.cumsum(sizes, 0) - sizes
     return torch.arange(len(owner)) - starts[owner]
-
-
-def _without_replacement(count: int, fate: Tensor) -> Tensor:
-    """Some of `count` places, all different, decided by the numbers (Fisher and Yates); in ascending order."""
-    places = list(range(count))
-    for i, chance in enumerate(fate[:count].tolist()):
-        other = min(i + int((1 - chance) * (count - i)), count - 1)
-        places[i], places[other] = places[other], places[i]
-    return torch.tensor(sorted(places[: min(len(fate), count)]))
-
-
-def _members(owners: Tensor | Sequence[int] | None, count: int) -> list[Tensor] | None:
-    if owners is None:
-        return None
-    try:
-        owner = torch.as_tensor(owners)
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError("Owners are one integer per row: number the names first.") from None
-    if owner.shape != (count,) or owner.is_floating_point() or owner.dtype == torch.bool:
-        raise ValueError(f"Owners are one integer per row: {count} of them, in one dimension.")
-    _, inverse = torch.unique(owner, return_inverse=True)
-    order = torch.argsort(inverse, stable=True)
-    return list(torch.split(order, torch.bincount(inverse).tolist()))
 
 
 def _count(inputs: Any) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit.data.grouped import Ids
 from tacit.data.records import Rows
 from tacit.data.tabled import Table
 
@@ -54,8 +55,9 @@ class Sequences:
 class Texts(Table):
     """Texts (or pairs of texts) with a label each; without `labels`, texts whose every next token is to be predicted.
 
-    `owners`, one integer per text, and `rows_each` are those of `Table`: whose a text is, and how many texts of one
-    person are shown at a time. Texts are cut at `max_length` tokens. The tokenizer is one of transformers.
+    `owners`, one integer or string per text, `unit` and `rows_each` are those of `Table`: whose a text is, what an
+    owner is (a "user", if nothing is said), and how many texts of one owner are shown at a time. Texts are cut at
+    `max_length` tokens. The tokenizer is one of transformers.
     """
 
     def __init__(
@@ -63,8 +65,9 @@ class Texts(Table):
         tokenizer: Any,
         texts: Sequence[str] | Sequence[tuple[str, str]],
         labels: Tensor | Sequence[int] | None = None,
-        owners: Tensor | Sequence[int] | None = None,
+        owners: Ids | None = None,
         *,
+        unit: str | None = None,
         max_length: int = 128,
         rows_each: int | None = None,
         bucket: int = 16,
@@ -81,8 +84,11 @@ class Texts(Table):
         self.pairs = bool(len(texts)) and not isinstance(texts[0], str)
         self.vocabulary = len(tokenizer)
         kept = torch.zeros(len(sequences), dtype=torch.long) if labels is None else torch.as_tensor(labels)
-        super().__init__(sequences, kept, owners, rows_each=rows_each)
-        each = sequences.sizes
+        super().__init__(sequences, kept, owners, unit=unit, rows_each=rows_each)
+
+    def _own(self, owners: Ids | None, unit: str | None) -> None:
+        super()._own(owners, unit)
+        each: Tensor = self.inputs.sizes
         self._unit_sizes = each if self._members is None else torch.stack([each[m].max() for m in self._members])
 
     @property

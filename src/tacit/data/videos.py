@@ -18,16 +18,20 @@ from torch import Tensor
 
 from tacit.data import video_layouts
 from tacit.data.cache import Cache, Pixels, digest, fingerprint
+from tacit.data.grouped import Groupable, named
 from tacit.data.records import Rows
 from tacit.data.video_files import Skipped, Video, frame_shape, pictures, readable_files, refuse_twins
 
+VIDEO = "video"
 Picks = list[tuple[Video, int]]  # a file and the frame at which a clip begins
 
 
-class VideoClips:
+class VideoClips(Groupable):
     """Video files as units of k clips: `clips` of `frames` frames each, `stride` frames apart.
 
-    A unit is a video, or all files with the same entry in `groups` (a source video, a person). All places at which a
+    A unit is a "video": a file, or all files with the same entry in `groups` (a source video). Where groups are more
+    than that, `unit` says what ("patient"); files of one unit have one label here, and `group_by` puts videos with
+    different labels together. All places at which a
     clip can begin, over the files of the unit one after the other, are cut into k equal parts, and each clip begins at
     random in its own part, so that clips differ and longer files are shown more; an evaluation takes the middle of each
     part. There are always k clips: where there are fewer places, clips repeat, and a clip that runs past the end
@@ -53,6 +57,7 @@ class VideoClips:
         size: int | tuple[int, int] | None = None,
         colour: bool = False,
         groups: Sequence[int | str] | Tensor | None = None,
+        unit: str = VIDEO,
         classes: Sequence[str] = (),
         memory: int = 1_000_000_000,
         strict: bool = False,
@@ -60,9 +65,12 @@ class VideoClips:
         for name, number in (("clips", clips), ("frames", frames), ("stride", stride)):
             if number < 1:
                 raise ValueError(f"{name} is {number}, but at least 1 is needed.")
+        if named(unit) != VIDEO and groups is None:
+            raise ValueError(f"A file is a video: for unit={unit!r} give groups, whose each file is, or use group_by.")
+        self.unit = unit
         targets = torch.as_tensor(labels)
         names = [Path(file) for file in files]
-        given = range(len(names)) if groups is None else groups
+        given = [str(name) for name in names] if groups is None else groups
         owners = [owner.item() if isinstance(owner, Tensor) else owner for owner in given]  # tensors are no keys
         if not len(names) == len(targets) == len(owners):
             raise ValueError(f"{len(names)} files, {len(targets)} labels and {len(owners)} groups: one each is needed.")
@@ -80,6 +88,7 @@ class VideoClips:
                     raise ValueError(
                         f"{names[member[0]]} and {names[other]} are of one group but have different labels."
                     )
+        self._ids = list(members)
         self._videos = [[readable[number] for number in member] for member in members.values()]
         self._labels = targets[[member[0] for member in members.values()]]
         if self.classes and not 0 <= int(self._labels.min()) <= int(self._labels.max()) < len(self.classes):
@@ -129,6 +138,11 @@ class VideoClips:
     @classmethod
     def _listed(cls, listing: video_layouts.Listing, options: dict[str, Any]) -> VideoClips:
         return cls(listing.files, listing.labels, classes=listing.classes, **{"groups": listing.groups} | options)
+
+    @property
+    def unit_ids(self) -> list[Any]:
+        """The group of each unit, or the path of its file as given."""
+        return self._ids
 
     @property
     def chances(self) -> int:
@@ -201,9 +215,10 @@ class VideoClips:
         return pixels
 
 
-class ClipUnits:
+class ClipUnits(Groupable):
     """Each clip is a unit: see `clips_as_units`."""
 
+    unit = "clip"
     scored_by: Literal["row"] = "row"
     chances = 0
     most_rows = 1

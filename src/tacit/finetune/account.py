@@ -125,7 +125,7 @@ def open_account(
     name = subject or "fine-tuning"
     known = next((each for each in ledger.subjects() if each.name == name), None)
     if known is not None:
-        _refuse_other_terms(known.terms, promise, name)
+        refuse_other_terms(ledger, name, promise.unit, promise.neighbours)
         scale = _scale_in(known.terms, optimiser, promise, others)
     else:
         scale = _declare(ledger, name, optimiser, promise, others)
@@ -262,10 +262,15 @@ def _until_it_fits(terms: Terms, optimiser: Optimiser, size: int, others: Sequen
     return scale
 
 
-def _refuse_other_terms(terms: Terms, promise: Promise, name: str) -> None:
+def refuse_other_terms(ledger: Ledger | None, name: str | None, unit: Unit | str, neighbours: Neighbours | str) -> None:
+    """Refuse a subject, if there is one of that name, that promises something else or to somebody else."""
+    known = None if ledger is None else next((each for each in ledger.subjects() if each.name == name), None)
+    if known is None:
+        return
+    terms = known.terms
     for what, mine, its in (
-        ("unit", promise.unit, terms.unit),
-        ("neighbour relation", promise.neighbours, terms.neighbours),
+        ("unit", Unit(unit), terms.unit),
+        ("neighbour relation", Neighbours(neighbours), terms.neighbours),
     ):
         if mine != its:
             raise ValueError(f"The subject {name} has the {what} {its}, and this run says {mine}: they must agree.")

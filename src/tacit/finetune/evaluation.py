@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from tacit.data.records import Records
-from tacit.finetune.predictions import forgiving, predictions
+from tacit.finetune.account import refuse_other_terms
+from tacit.finetune.predictions import forgiving, kept, predictions
+from tacit.finetune.sources import agree
 from tacit.finetune.tasks import Task
 from tacit.privacy import (
     Budget,
@@ -81,6 +83,8 @@ class Judge:
         told = self.evaluation
         if told.epsilon is None:
             return
+        agree(self._records, unit)
+        refuse_other_terms(ledger, told.subject, unit, neighbours)
         budget, times, name = Budget(told.epsilon, told.delta), told.times(steps), str(told.subject)
         noise = noise_multiplier(budget, lambda z: events.gaussian(z, steps=times), neighbours=neighbours)
         if name not in {known.name for known in ledger.subjects()}:
@@ -117,7 +121,8 @@ class Judge:
 def right_by_unit(model: nn.Module, records: Records, task: Task, *, sure: bool = False) -> Tensor:
     """How right (or `sure` of the right answer) the model is about each unit: the mean over its rows. Private.
 
-    All within [0, 1]; a unit whose rows cannot be read counts as wrong.
+    All within [0, 1]; a unit whose rows cannot be read counts as wrong. Number i is computed from the rows of unit i
+    alone, given that the model and the task look at rows one by one (see `check_rows_alone`).
     """
     worth = task.sure if sure else task.right
     right = torch.zeros(len(records), dtype=torch.float64)
@@ -126,3 +131,35 @@ def right_by_unit(model: nn.Module, records: Records, task: Task, *, sure: bool 
         right.index_add_(0, said.owner, worth(said.beliefs, said.labels))
         lines += torch.bincount(said.owner, minlength=len(records))
     return right.div_(lines.clamp_min(1))
+
+
+def check_rows_alone(task: Task, labels: Tensor, *, sure: bool = False) -> None:
+    """Refuse a task that scores a row by looking at other rows: on made-up rows, before anything is charged.
+
+    Formal guarantee of a charged score: one unit moves the sum of scores by at most 1. That holds only if the score of
+    a row depends on nothing but its own outputs and label.
+    """
+    generator = torch.Generator().manual_seed(0)
+    count, places = 6, labels.shape[1:2] if labels.dim() == 2 and not labels.is_floating_point() else ()
+    outputs = torch.randn(count, *(min(n, 4) for n in places), task.outputs, generator=generator)
+    shape = (count, *(min(n, 4) for n in places)) if places else (count, *labels.shape[1:])
+    if labels.is_floating_point():
+        made_up = torch.randint(2, shape, generator=generator).to(labels.dtype)
+    else:
+        made_up = torch.randint(max(task.outputs, 1), shape, generator=generator).to(labels.dtype)
+
+    def worth(rows: slice) -> Tensor:
+        beliefs, truth = kept(task, outputs[rows], made_up[rows])
+        return (task.sure if sure else task.right)(beliefs, truth).double()
+
+    try:
+        together = worth(slice(count))
+        alone = torch.cat([worth(slice(i, i + 1)) for i in range(count)])
+    except Exception as error:  # nothing here is anybody's
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"The task cannot score made-up rows ({type(error).__name__}: {reason}).") from None
+    if together.shape != (count,) or alone.shape != (count,) or not torch.allclose(together, alone, atol=1e-5):
+        raise ValueError(
+            "The task scores a row by what other rows there are, so that one unit could move everybody's score: number "
+            "i must be computed from row i alone."
+        )

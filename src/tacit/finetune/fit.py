@@ -9,10 +9,10 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from tacit.data.records import Records
+from tacit.data.records import Records, unit_ids_of
 from tacit.data.tabled import Table
-from tacit.finetune.account import Account, Promise, cost, open_account, paid_account
-from tacit.finetune.evaluation import Evaluation, Judge
+from tacit.finetune.account import Account, Promise, cost, open_account, paid_account, refuse_other_terms
+from tacit.finetune.evaluation import Evaluation, Judge, check_rows_alone
 from tacit.finetune.features import Layers
 from tacit.finetune.loop import Curator, Run, Score
 from tacit.finetune.optimisers import Optimiser
@@ -20,7 +20,7 @@ from tacit.finetune.predictions import to
 from tacit.finetune.probing import bench
 from tacit.finetune.queries import Asker, blank
 from tacit.finetune.saving import Store
-from tacit.finetune.sources import as_records, prepared
+from tacit.finetune.sources import agree, as_records, prepared, told_unit
 from tacit.finetune.standardise import Standardise
 from tacit.finetune.tasks import Classes, Task, outputs_of
 from tacit.finetune.updates import Updater
@@ -60,7 +60,9 @@ def fit(
     epsilon: float | None = None,
     receipt: Receipt | None = None,
     scheme: str = "selective",
-    units: Unit | str = Unit.SAMPLE,
+    unit: Unit | str | None = None,
+    unit_ids: Any = None,
+    units: Unit | str | None = None,
     size: int | None = None,
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
     classes: int | None = None,
@@ -86,7 +88,12 @@ def fit(
     """Fine-tune `model`, in place, on private labelled data; every unit is protected by (epsilon, delta).
 
     - `data`: (inputs, labels), (inputs, labels, owners), a data set of (input, label) items, or any `data.Records`
-      such as `data.VideoClips`. `units` names what a unit is: "sample", "video", "patient", "user".
+      such as `data.VideoClips`. Whom the guarantee is for is what the data hold together: records say it (`.unit`), a
+      plain row is a "sample".
+    - `unit_ids`: one integer or string per row of tensors or a data set; all rows with the same id are one unit, and
+      `unit` names it ("patient"). Of records `unit` may be left out, and must agree with them: to promise something to
+      a larger unit, put it together first (`records.group_by(ids, unit="patient")`). `units` is an earlier name of
+      `unit`, and warns.
     - `size`: the public number of units (rounded is fine). Rates and divisors come from it. Under add-remove the true
       number is private, so it has to be said; elsewhere it is the number of units.
     - `receipt`: the run is paid for already, with exactly `optimiser.event` (a trial of `tune`): then no `epsilon`,
@@ -102,12 +109,13 @@ def fit(
     - `curator` is told of each step's sum, private facts included; nobody else is. `progress=True` shows a bar with the
       epsilon spent so far; a function gets the same facts.
 
-    Formal guarantee: unit and neighbours as given; each step is one release of a sum to which a unit adds at most the
-    clip (see the optimiser for how steps compose); everything else that the returned model depends on is public or
-    charged on the same ledger. Dropout is off and running statistics stay as they are, so that a step depends on its
-    rows, the weights and the key alone.
+    Formal guarantee: unit, that of the data; neighbours as given, where a unit that takes another's place brings an id
+    that nobody else has (with somebody's id its rows would join theirs, and two units would change). Each step is one
+    release of a sum to which a unit adds at most the clip (see the optimiser for how steps compose); everything else
+    that the returned model depends on is public or charged on the same ledger. Dropout is off and running statistics
+    stay as they are, so that a step depends on its rows, the weights and the key alone.
     """
-    unit, relation = Unit(units), Neighbours(neighbours)
+    named, relation = told_unit(unit, units), Neighbours(neighbours)
     if receipt is not None:
         if not (epsilon is None and ledger is None and subject is None and checkpoint is None and standardise is None):
             raise ValueError(
@@ -115,14 +123,17 @@ def fit(
             )
         if evaluate is not None and not evaluate.public:
             raise ValueError("A run on a receipt has no ledger to charge an evaluation to: its data must be public.")
-        unit, relation = receipt.unit, receipt.neighbours
+        if named is not None and named != receipt.unit:
+            raise ValueError(f"This receipt is for a {receipt.unit}, not for a {named}: leave unit= out.")
+        named, relation = receipt.unit, receipt.neighbours
     elif epsilon is None:
         raise ValueError("Say epsilon=, what this run may spend, or receipt=, what paid for it.")
     for value, what in ((every, "every"), (microbatch, "microbatch"), (size, "size")):
         if value is not None:
             check_count(value, what)
-    optimiser.check(relation, resumable=checkpoint is not None)
-    records = as_records(data, unit, rows_each=rows_each, augment=augment)
+    records = as_records(data, named, unit_ids=unit_ids, rows_each=rows_each, augment=augment)
+    whom, ids = agree(records, named), unit_ids_of(records)
+    optimiser.check(relation, resumable=checkpoint is not None, named=ids is not None)
     if size is None and relation is Neighbours.ADD_REMOVE:
         raise ValueError(
             "Say size=, the public number of units, rounded if you like: under add-remove the true number is private, "
@@ -134,13 +145,16 @@ def fit(
         raise ValueError("A run can be taken up again only if its ledger is a file: give ledger=.")
     task = _task(task, classes, model)
     task.check(records.labels())
-    held_out = None if evaluate is None else as_records(evaluate.data, None if evaluate.public else unit)
+    held_out = None if evaluate is None else as_records(evaluate.data, whom, public=evaluate.public)
     if held_out is not None:
         task.check(held_out.labels())
+    if evaluate is not None and held_out is not None and not evaluate.public:
+        check_rows_alone(task, held_out.labels())
+        refuse_other_terms(ledger, evaluate.subject, whom, relation)
     people = len(records) if size is None else size
     stops = evaluate is not None and evaluate.patience is not None
     budget = cost(receipt, delta) if receipt is not None else Budget(epsilon or 0.0, delta)
-    promise = Promise(budget=budget, unit=unit, neighbours=relation, size=people, stops=stops)
+    promise = Promise(budget=budget, unit=whom, neighbours=relation, size=people, stops=stops)
     model = prepared(model, task.outputs, scheme=scheme, head=head, bias=bias, init=init, seed=seed or 0)
     kind = next(model.parameters()).device.type
     settings = repr((optimiser, promise, scheme, task, features, seed, microbatch, evaluate, kind))
@@ -168,7 +182,7 @@ def fit(
         run = Run(
             model=ready.body,
             records=ready.records,
-            optimiser=optimiser,
+            optimiser=optimiser.over(ids),
             account=account,
             asker=asker,
             updater=Updater(optimiser.update, trained, optimiser.steps),
@@ -192,7 +206,7 @@ def fit(
         steps=done,
         history=run.history,
         receipt=run.receipt.id,
-        assumptions=_assumptions(account, promise),
+        assumptions=_assumptions(account, promise, named=ids is not None),
     )
 
 
@@ -235,10 +249,12 @@ def try_out(body: nn.Module, records: Records, asker: Asker | None = None) -> No
         asker.check(inputs, labels)
 
 
-def _assumptions(account: Account, promise: Promise) -> list[str]:
+def _assumptions(account: Account, promise: Promise, *, named: bool) -> list[str]:
     said = [f"one {promise.unit} per person: somebody with several has a guarantee for a group of that size"]
     if promise.neighbours is Neighbours.ADD_REMOVE:
         said.append(f"the declared size {promise.size:,} is public and was not computed from the exact number")
+    if named and promise.neighbours is Neighbours.REPLACE_ONE:
+        said.append(f"a {promise.unit} that takes another's place brings an id that nobody else has")
     if not account.durable:
         said.append("the ledger is in memory (not durable): it stops no second run on the same people")
     if account.seed is not None:

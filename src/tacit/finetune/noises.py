@@ -105,7 +105,7 @@ class Correlated:
 
     Formal guarantee: the whole run is ONE Gaussian release. The sensitivity is the norm of the sum of those columns
     of the strategy's matrix that one unit can meet, for the sampler's number of steps per unit and their distance. It
-    rests on fixed places, so neighbours are replace-one or zero-out.
+    rests on steps that a unit itself decides (`Passes`, `Everyone`), whoever else is there.
     """
 
     strategy: str = "buffered"
@@ -116,7 +116,7 @@ class Correlated:
     def event(self, scale: float, *, sampler: Sampler, size: int, steps: int) -> DpEvent:
         del size
         contributions, separation = sampler.participations(steps)
-        return events.stream(scale, steps, strategy=self.strategy, contributions=contributions, separation=separation)
+        return events.passes(scale, steps, strategy=self.strategy, contributions=contributions, separation=separation)
 
     def multiplier(self, scale: float, step: int, steps: int) -> float:
         del step, steps

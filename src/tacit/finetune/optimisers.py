@@ -5,7 +5,8 @@ A new optimiser is a new part, never a new loop.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 from tacit.finetune.adaptive import QuantileClip
@@ -58,15 +59,18 @@ class Optimiser:
         scale = float(noise) / self.noise.multiplier(1.0, 0, self.steps)
         return scale if same(self.event(scale, size), event) else None
 
-    def check(self, neighbours: Neighbours, *, resumable: bool) -> None:
-        """Refuse what this optimiser cannot promise."""
-        if neighbours is Neighbours.ADD_REMOVE and isinstance(self.sampler, Passes):
+    def over(self, ids: Sequence[int] | Sequence[str] | None) -> Optimiser:
+        """The same over units with these ids, where that decides who takes part when."""
+        return replace(self, sampler=self.sampler.over(ids)) if isinstance(self.sampler, Passes) else self
+
+    def check(self, neighbours: Neighbours, *, resumable: bool, named: bool = False) -> None:
+        """Refuse what this optimiser cannot promise; `named`: whether units have ids of their own."""
+        if neighbours is Neighbours.ADD_REMOVE and isinstance(self.sampler, Passes) and not named:
             raise ValueError(
                 f"{self.name} gives everybody a fixed place, which others would lose if somebody was added or removed: "
-                "say neighbours='replace-one' or 'zero-out'. The number of units is then public."
+                "give unit_ids=, which keep it, or say neighbours='replace-one' or 'zero-out' (the number of units is "
+                "then public)."
             )
-        if neighbours is Neighbours.ADD_REMOVE and isinstance(self.noise, Correlated):
-            raise ValueError("Correlated noise is for fixed places: say neighbours='replace-one' or 'zero-out'.")
         if resumable and isinstance(self.noise, Correlated):
             raise ValueError(
                 "A run with correlated noise cannot be taken up again, for the noise of its past steps is not kept: "
@@ -229,15 +233,17 @@ def DPFTRL(  # noqa: N802
 ) -> Optimiser:
     """Fixed passes over the data with correlated noise and no sampling (Kairouz et al., 2021; Choquette-Choo et al.).
 
-    The units are dealt to `batches` batches by their place, the same ones in every pass: `batches` * `passes` steps.
+    The units are dealt to `batches` batches by a hash of their ids, or by their place where they have none, the same
+    ones in every pass (see `Passes`): `batches` * `passes` steps.
     `strategy`: see `Correlated`; by default "buffered" for one pass, and for more the one of "buffered" and a banded
     form whose running sum has less noise.
 
-    Formal guarantee: unit, what `fit` is told; neighbours, replace-one or zero-out: they differ in the rows of one unit
-    at its place (add-remove would move the others, and is refused). The number of units is public. A unit takes part
-    in `passes` steps that are `batches` apart; the whole run is ONE Gaussian release, whose sensitivity is the norm of
-    the sum of the strategy's columns at these steps times the clip (twice that under replace-one). Later steps may
-    depend on what earlier ones released (Denisov et al., 2022).
+    Formal guarantee: unit, that of the data; neighbours, replace-one or zero-out, and for units with ids of their own
+    add-remove as well (without ids it would move the others, and is refused). A unit's id or place alone decides its
+    steps, `passes` of them, `batches` apart; the whole run is ONE Gaussian release, whose sensitivity is the norm of
+    the sum of the strategy's columns at these steps times the clip. Under replace-one it is twice that: a unit goes and
+    another one comes, whose id nobody else has and may lead to another batch. Later steps may depend on what earlier
+    ones released (Denisov et al., 2022).
     """
     sampler = Passes(batches, passes)
     return Optimiser(

@@ -80,9 +80,14 @@ def _everybody(records: Records, rows: int) -> list[Tensor]:
 
 @torch.no_grad()
 def _said(model: nn.Module, records: Records, task: Task, units: Tensor) -> Said:
+    if (scored := getattr(records, "scored", None)) is not None:  # a line for each member, as it would have alone
+        whole, inner, place = scored(units)
+        where = torch.zeros(len(whole), dtype=torch.long).scatter_(0, inner, units[place])
+        lines = _said(model, whole, task, inner)
+        return lines._replace(owner=where[lines.owner])
     rows = records.rows(units, None)
     inputs = to(rows.inputs, next(model.parameters()).device)
-    said, labels = _kept(task, outputs_of(model, inputs).cpu(), rows.labels)
+    said, labels = kept(task, outputs_of(model, inputs).cpu(), rows.labels)
     one = Said(said, labels, rows.owner)
     one = one if records.scored_by == "row" else _by_unit(one, len(units))
     return one._replace(owner=units[one.owner])
@@ -99,7 +104,7 @@ def _what_can_be_said(model: nn.Module, records: Records, task: Task, units: Ten
     return [one for unit in units for one in _what_can_be_said(model, records, task, unit[None])]
 
 
-def _kept(task: Task, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def kept(task: Task, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Beliefs and labels; or, of a task whose outputs are too large to keep, a summary that has both in it."""
     summary = getattr(task, "summary", None)
     if summary is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -10,6 +12,8 @@ from torch import Tensor
 
 from tacit.privacy import Receipt, sampling
 from tacit.privacy.events import check_count
+
+_DEAL = b"tacit: which batch an id belongs to"
 
 
 class Sampler(Protocol):
@@ -72,14 +76,19 @@ class Everyone:
 
 @dataclass(frozen=True)
 class Passes:
-    """Everybody once in each of `passes` passes of `batches` steps: the unit in place i is in batch i mod `batches`.
+    """Everybody once in each of `passes` passes of `batches` steps, in the same batch every time.
 
-    Formal guarantee: a unit's place alone decides its steps, `passes` of them, exactly `batches` apart. So who takes
-    part does not depend on who else is there as long as places stay: a unit that is replaced or blanked keeps its own.
+    The batch of a unit with an id of its own is a public keyed hash of that id modulo `batches`: batches are about
+    equally large. A unit that has none is known by its place i, and is in batch i mod `batches`.
+
+    Formal guarantee: a unit's own id (or place) alone decides its steps, `passes` of them, exactly `batches` apart.
+    So nobody's steps depend on who else is there: with ids, one unit more or less changes the sums of its own steps and
+    no other; with places, that holds as long as places stay, as they do where a unit is replaced or blanked.
     """
 
     batches: int
     passes: int = 1
+    dealt: Tensor | None = field(default=None, repr=False, compare=False)  # the batch of each unit; None: by place
 
     def __post_init__(self) -> None:
         check_count(self.batches, "batches")
@@ -101,6 +110,25 @@ class Passes:
             raise ValueError(f"{self.passes} passes of {self.batches} batches are {self.steps} steps, not {steps}.")
         return self.passes, self.batches
 
+    def over(self, ids: Sequence[int] | Sequence[str] | None) -> Passes:
+        """The same passes over units with these ids."""
+        return replace(self, dealt=None if ids is None else batch_of(ids, self.batches))
+
     def draw(self, receipt: Receipt, step: int, people: int) -> Tensor:
         del receipt
-        return torch.arange(step % self.batches, people, self.batches)
+        if self.dealt is None:
+            return torch.arange(step % self.batches, people, self.batches)
+        if len(self.dealt) != people:
+            raise ValueError(f"These passes are over {len(self.dealt)} units, not {people}.")
+        return torch.nonzero(self.dealt == step % self.batches).flatten()
+
+
+def batch_of(ids: Sequence[int] | Sequence[str], batches: int) -> Tensor:
+    """Which batch each id belongs to: a hash of that id alone, under a key that everybody knows."""
+
+    def place(name: int | str) -> int:
+        kind = "i" if isinstance(name, int) else "s"
+        found = hashlib.blake2b(f"{kind}{name}".encode(), digest_size=8, key=_DEAL).digest()
+        return int.from_bytes(found, "big") % batches
+
+    return torch.tensor([place(name) for name in ids], dtype=torch.long)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Literal
 
 from torch import nn
@@ -14,35 +15,69 @@ from tacit.privacy import Unit
 
 
 def as_records(
-    data: Any, unit: Unit | None = None, *, rows_each: int | None = None, augment: int | None = None
+    data: Any,
+    unit: Unit | None = None,
+    *,
+    unit_ids: Any = None,
+    rows_each: int | None = None,
+    augment: int | None = None,
+    public: bool = False,
 ) -> Records:
     """(inputs, labels), (inputs, labels, owners), a data set of (input, label) items, or records as they are.
 
-    With a `unit` the data must say whose each row is, unless a unit is a sample; without one (evaluation) it may.
+    The result says what its units are. A `unit` that the data do not have is refused, unless they are `public`: nobody
+    is promised anything there. `unit_ids` (or owners) make all rows with the same id one unit, which `unit` names.
     """
     if isinstance(data, Records):
         if rows_each is not None or augment is not None:
             raise ValueError("rows_each and augment are for tensors and data sets: these decide it.")
-        if isinstance(data, Table) and unit is not None:
-            _agree(unit, grouped=data.grouped)
+        if unit_ids is not None:
+            raise ValueError("unit_ids are for tensors and data sets: of records, say records.group_by(ids, unit=...).")
+        if not public:
+            agree(data, unit)
         return data
+    if hasattr(data, "rows") and hasattr(data, "most_rows"):
+        raise ValueError("These records do not say what their units are: give their class a `unit`, such as 'patient'.")
     if isinstance(data, tuple | list) and len(data) in (2, 3):
         parts = tuple(data)
     elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         parts = (data, None)
     else:
         raise ValueError("Data is (inputs, labels), (inputs, labels, owners), a data set, or Records; got neither.")
-    owners = parts[2] if len(parts) == 3 else None
-    if unit is not None:
-        _agree(unit, grouped=owners is not None)
-    return Table(parts[0], parts[1], owners, rows_each=rows_each, augment=augment)
+    owners = parts[2] if len(parts) == 3 else unit_ids
+    if len(parts) == 3 and unit_ids is not None:
+        raise ValueError("Say whose each row is once: in the data, or as unit_ids=.")
+    if public:
+        return Table(parts[0], parts[1], owners, rows_each=rows_each, augment=augment)
+    if owners is None and unit not in (None, Unit.SAMPLE):
+        raise ValueError(
+            f"unit={str(unit)!r} needs to know whose each row is: give unit_ids, one integer or string per row (all of "
+            "them different, if everybody has one row)."
+        )
+    if owners is not None and unit in (None, Unit.SAMPLE):
+        raise ValueError("Rows have owners, so a unit is more than a sample: say what with unit=, such as 'patient'.")
+    return Table(parts[0], parts[1], owners, unit=unit, rows_each=rows_each, augment=augment)
 
 
-def _agree(unit: Unit, *, grouped: bool) -> None:
-    if unit == Unit.SAMPLE and grouped:
-        raise ValueError("Rows have owners, so a unit is more than a sample: say what with units=, such as 'patient'.")
-    if unit != Unit.SAMPLE and not grouped:
-        raise ValueError(f"units={str(unit)!r} needs to know whose each row is: give owners, one integer per row.")
+def agree(records: Records, unit: Unit | str | None) -> Unit:
+    """The unit of the records; refused if somebody says that it is another one."""
+    own = Unit(records.unit)
+    if unit is not None and own != Unit(unit):
+        raise ValueError(
+            f"One unit of these data is a {own}, so that nothing would hold for a {unit}: say unit={str(own)!r}, or "
+            f"put together what belongs to each {unit} first, with records.group_by(ids, unit={str(unit)!r})."
+        )
+    return own
+
+
+def told_unit(unit: Unit | str | None, units: Unit | str | None) -> Unit | None:
+    """What the caller says a unit is; `units` is the name that the argument `unit` once had."""
+    if units is not None:
+        if unit is not None:
+            raise ValueError("Say unit= alone: units= is its earlier name.")
+        warnings.warn("units= is now called unit=.", DeprecationWarning, stacklevel=3)
+        unit = units
+    return None if unit is None else Unit(unit)
 
 
 def prepared(

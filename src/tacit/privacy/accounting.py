@@ -172,7 +172,7 @@ def _divided(leaf: DpEvent, neighbours: Neighbours) -> DpEvent | None:
         case dp_event.NonPrivateDpEvent():
             return None
         case StreamDpEvent():
-            if neighbours is Neighbours.ADD_REMOVE:
+            if neighbours is Neighbours.ADD_REMOVE and leaf.fixed_places:
                 raise UnsupportedEvent(
                     "A stream is one release only if nobody's place depends on who else is there: "
                     "declare its subject replace-one or zero-out, not add-remove."

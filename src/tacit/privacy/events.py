@@ -13,7 +13,7 @@ import math
 import numbers
 from collections.abc import Iterable, Iterator
 from numbers import Integral
-from typing import Any
+from typing import Any, ClassVar
 
 import attr
 from dp_accounting import dp_event
@@ -35,6 +35,19 @@ class StreamDpEvent(DpEvent):  # type: ignore[misc]
     contributions: int = 1
     separation: int = 1
     blocks: int = 1
+    fixed_places: ClassVar[bool] = True  # somebody more or less would move the others
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class PassesDpEvent(StreamDpEvent):
+    """A stream in which each unit's own id decides its steps, so that nobody's depend on who else is there.
+
+    One unit more or less then changes the sums of that unit's steps alone: add-remove holds as well as the relations of
+    fixed places, with factor 1. Under replace-one the unit that comes may have other steps than the one that goes, and
+    the factor 2 covers both.
+    """
+
+    fixed_places: ClassVar[bool] = False
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
@@ -64,6 +77,7 @@ _KNOWN: dict[str, type[DpEvent]] = {
         dp_event.RepeatAndSelectDpEvent,
         dp_event.ZCDpEvent,
         StreamDpEvent,
+        PassesDpEvent,
         NoisyMaxDpEvent,
     )
 }
@@ -146,6 +160,14 @@ def stream(
             "or banded:BANDS and buffered:BUFFERS with their size."
         )
     return StreamDpEvent(noise_multiplier, steps, strategy, contributions, separation, blocks)
+
+
+def passes(
+    noise_multiplier: float, steps: int, *, strategy: str = "independent", contributions: int = 1, separation: int = 1
+) -> DpEvent:
+    """A stream of training steps, of which each unit's own id says in which it takes part: one release in all."""
+    plain = stream(noise_multiplier, steps, strategy=strategy, contributions=contributions, separation=separation)
+    return PassesDpEvent(**attr.asdict(plain, recurse=False))
 
 
 def check_count(value: int, what: str) -> None:

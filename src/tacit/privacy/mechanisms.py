@@ -85,7 +85,7 @@ class GaussianStream:
         with self._lock:
             if self.receipt._use.get("stream") is not self:
                 raise ReceiptError("Another noise stream was opened on this receipt: go on with that one.")
-            event, release, key = take(self.receipt, StreamDpEvent, _joint(bounds))
+            event, release, key = take(self.receipt, type(self.receipt.event), _joint(bounds))
             fixed = _grids(total, bounds, event.noise_multiplier, noise, self.sensitivity)
             mixer = self.strategy.mixer() if self._over(event, release) else self._mixer
             self.reset()  # what an interrupted step leaves behind must not be continued

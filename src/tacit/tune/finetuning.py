@@ -9,14 +9,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tacit.data.records import Records
+from tacit.data.records import Records, unit_ids_of
 from tacit.data.tabled import Table
 from tacit.finetune import DPGD, Backbone, Classes, Optimiser, Task, fit, plan
-from tacit.finetune.evaluation import right_by_unit
+from tacit.finetune.evaluation import check_rows_alone, right_by_unit
 from tacit.finetune.features import extract, is_linear
 from tacit.finetune.fit import try_out
 from tacit.finetune.probing import blank_row
-from tacit.finetune.sources import as_records, prepared
+from tacit.finetune.sources import agree, as_records, prepared, told_unit
 from tacit.models import head_of
 from tacit.privacy import Neighbours, Receipt, Unit, epsilon_of
 from tacit.privacy.events import DpEvent, check_count, gaussian_noise
@@ -37,7 +37,8 @@ class Finetuning:
     """A trainable for every search of `tune`: trains a copy of `model` with `finetune.fit`.
 
     `optimiser` makes the optimiser from hyperparameters (a function of a module if trials run in other processes);
-    other arguments (also rows_each, augment, init, microbatch and seed) are those of `fit`. With scheme "linear" the
+    other arguments (also rows_each, augment, init, microbatch and seed) are those of `fit`. `unit` is that of the data:
+    every search promises to that. With scheme "linear" the
     backbone runs over the data once, here, however many trials there are. What does not fit together is refused here,
     before any charge.
 
@@ -46,7 +47,8 @@ class Finetuning:
 
     Formal guarantee: a run on a receipt of `event`. Of steps over everybody that is worth exactly mu; of batches drawn
     by chance it is (epsilon, delta)-private where a Gaussian release of mu is, by PLD, and the search composes all
-    runs by PLD as well. A unit's score is the mean over its rows of a number between 0 and 1.
+    runs by PLD as well. A unit's score is the mean over its rows of a number between 0 and 1, each computed from its row
+    alone (checked on made-up rows).
     """
 
     def __init__(
@@ -60,7 +62,9 @@ class Finetuning:
         delta: float = 1e-5,
         optimiser: Callable[[Hyperparameters], Optimiser] = dpgd,
         scheme: str = "linear",
-        units: Unit | str = Unit.SAMPLE,
+        unit: Unit | str | None = None,
+        unit_ids: Any = None,
+        units: Unit | str | None = None,
         head: Literal["new", "keep"] = "new",
         bias: bool = True,
         measure: Literal["loss", "accuracy"] = "loss",
@@ -69,7 +73,7 @@ class Finetuning:
         if measure not in ("loss", "accuracy"):
             raise ValueError(f"A trial is scored by its loss or its accuracy; got {measure!r}.")
         self.measure = measure
-        self.size, self.unit = size, Unit(units)
+        self.size, named = size, told_unit(unit, units)
         self.optimiser, self.delta = optimiser, delta
         self._task: Task = task or Classes(classes if classes is not None else head_of(model)[1].out_features)
         if measure == "loss" and not hasattr(self._task, "sure"):
@@ -79,9 +83,11 @@ class Finetuning:
             known = ", ".join(sorted(_OPTIONS))
             raise ValueError(f"A trial cannot be given {min(unknown)!r}; what there is beside the rest: {known}.")
         shown = {name: options.pop(name, None) for name in ("rows_each", "augment")}  # of the records, not of a run
-        self._records = as_records(data, self.unit, **shown)
+        self._records = as_records(data, named, unit_ids=unit_ids, **shown)
+        self.unit = agree(self._records, named)
         self._task.check(self._records.labels())
-        self._how: dict[str, Any] = options | {"scheme": scheme, "head": head, "bias": bias, "units": units}
+        check_rows_alone(self._task, self._records.labels(), sure=measure == "loss")
+        self._how: dict[str, Any] = options | {"scheme": scheme, "head": head, "bias": bias}
         check_count(size, "size")
         try_out(self._with_head(), self._records)
         self._features: Records | None = self._cached()
@@ -93,7 +99,7 @@ class Finetuning:
     def event(self, hyperparameters: Hyperparameters, mu: float, neighbours: Neighbours) -> DpEvent:
         """What a run of `mu` releases: its optimiser's steps, with the noise that makes them so much."""
         optimiser, delta = self.optimiser(hyperparameters), self.delta
-        optimiser.check(neighbours, resumable=False)
+        optimiser.check(neighbours, resumable=False, named=unit_ids_of(self._records) is not None)
         one = gaussian_noise(optimiser.event(1.0, self.size))
         if one is not None:
             return optimiser.event(neighbours.factor / (mu * one), self.size)

@@ -8,7 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tacit.data.records import Records, Rows
+from tacit.data.grouped import Groupable
+from tacit.data.records import Records, Rows, unit_ids_of
 from tacit.data.tabled import Table
 from tacit.privacy.noise import NoiseKey
 
@@ -31,11 +32,20 @@ def part_of(records: Records, units: Tensor) -> Records:
     return Table(records.read(units), records.labels()[units])
 
 
-class Part:
+class Part(Groupable):
     """Some units of other records."""
 
     def __init__(self, whole: Records, units: Tensor) -> None:
         self._whole, self._units = whole, units
+
+    @property
+    def unit(self) -> str:
+        return self._whole.unit
+
+    @property
+    def unit_ids(self) -> list[Any] | None:
+        ids = unit_ids_of(self._whole)
+        return None if ids is None else [ids[unit] for unit in self._units.tolist()]
 
     @property
     def chances(self) -> int:
@@ -58,6 +68,10 @@ class Part:
 
     def rows(self, units: Tensor, chances: Tensor | None) -> Rows:
         return self._whole.rows(self._units[units], chances)
+
+    def scored(self, units: Tensor) -> tuple[Records, Tensor, Tensor]:
+        """What is right or wrong about these units, in the whole."""
+        return self._whole, self._units[units], torch.arange(len(units))
 
     def fingerprint(self) -> str:
         told = f"{self._whole.fingerprint()} {self._units.tolist()}"
