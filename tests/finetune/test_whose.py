@@ -48,16 +48,11 @@ def shown(each: int = 2) -> Shown:
 
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> VideoClips:
-    from tacit.data import Motions, write_motions
+    from test_videos import write
 
-    home = write_motions(
-        tmp_path_factory.mktemp("films") / "v",
-        videos=4,
-        classes=("left", "up"),
-        seed=1,
-        motions=Motions(frames=24, size=16, sprite=8),
-    )
-    return VideoClips.folder(home, clips=2, frames=4, stride=1)
+    home = tmp_path_factory.mktemp("films")
+    files = [write(home / f"{number}.mp4", 24 + number) for number in range(4)]
+    return VideoClips(files, [0, 1, 0, 1], clips=2, frames=4, stride=1)
 
 
 @pytest.mark.parametrize("name", ["unit", "units"])

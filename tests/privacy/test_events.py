@@ -28,6 +28,9 @@ LEAVES = {
     "StreamDpEvent": st.builds(
         events.StreamDpEvent, noises, counts, st.sampled_from(["independent", "banded:4"]), counts, counts, counts
     ),
+    "PassesDpEvent": st.builds(
+        events.PassesDpEvent, noises, counts, st.sampled_from(["independent", "banded:4"]), counts, counts
+    ),
     "NoisyMaxDpEvent": st.builds(events.NoisyMaxDpEvent, noises),
 }
 

@@ -16,7 +16,7 @@ from tacit.tune import equal
 from tacit.tune.plan import SHAVE, score_share
 from tacit.tune.runners import Curator, Here, Runner
 from tacit.tune.sampled import is_sampled
-from tacit.tune.search import Payer, Tuned, chance_of, needed, part
+from tacit.tune.search import Payer, Tuned, chance_of, needed, part, unit_of
 from tacit.tune.space import Space
 from tacit.tune.trials import Score, Trainable
 
@@ -33,7 +33,7 @@ def random_search(
     size: int | None = None,
     precision: float = 0.01,
     scores: float = 0.1,
-    unit: Unit | str = Unit.SAMPLE,
+    unit: Unit | str | None = None,
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
     runner: Runner | None = None,
     curator: Curator | None = None,
@@ -56,6 +56,7 @@ def random_search(
     chance = chance_of(draw_seed)
     points = [space.draw(chance) for _ in range(trials)]
     several = trials > 1
+    unit = unit_of(trainable, unit)
     payer = Payer(
         trainable=trainable,
         ledger=ledger,
@@ -103,7 +104,7 @@ def grid_search(
     size: int | None = None,
     precision: float = 0.01,
     scores: float = 0.1,
-    unit: Unit | str = Unit.SAMPLE,
+    unit: Unit | str | None = None,
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
     runner: Runner | None = None,
     curator: Curator | None = None,
@@ -127,6 +128,7 @@ def grid_search(
         raise ValueError("Say budget=, what all points share, or each=, what every one of them gets.")
     equal.check_budget(own)
     places = list(space.grid(points))
+    unit = unit_of(trainable, unit)
     payer = Payer(
         trainable=trainable,
         ledger=ledger,

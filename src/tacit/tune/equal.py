@@ -9,7 +9,7 @@ from dataclasses import replace
 from tacit.privacy import Budget, Guarantee, Unit, accounting, epsilon_of, events
 from tacit.privacy.events import DpEvent
 from tacit.tune.plan import SHAVE, score_share
-from tacit.tune.search import Payer, Tuned, best, check_affordable, check_unit, open_subject
+from tacit.tune.search import Payer, Tuned, best, check_affordable, open_subject, unit_of
 from tacit.tune.space import Hyperparameters
 from tacit.tune.trials import Trial, event_of
 
@@ -46,7 +46,7 @@ def declare(
     Refused before anything is charged if it cannot. Where batches are drawn by chance, all events are declared in the
     plan mode, and unless it is `fixed` the mu is lowered until they fit. No `budget`: exactly what they cost.
     """
-    check_unit(payer.trainable, unit)
+    unit_of(payer.trainable, unit)
     relation = payer.neighbours
     if not sampled:
         total = math.sqrt(len(points) * (mu**2 + (mu_score or 0.0) ** 2))

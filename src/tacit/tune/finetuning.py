@@ -21,7 +21,7 @@ from tacit.models import head_of
 from tacit.privacy import Neighbours, Receipt, Unit, epsilon_of
 from tacit.privacy.events import DpEvent, check_count, gaussian_noise
 from tacit.tune.parts import Part, coins, part_of
-from tacit.tune.search import check_unit
+from tacit.tune.search import unit_of
 from tacit.tune.space import Hyperparameters
 
 _OPTIONS = {"rows_each", "augment", "init", "microbatch", "seed"}  # of `fit`, that a trial may have
@@ -37,18 +37,17 @@ class Finetuning:
     """A trainable for every search of `tune`: trains a copy of `model` with `finetune.fit`.
 
     `optimiser` makes the optimiser from hyperparameters (a function of a module if trials run in other processes);
-    other arguments (also rows_each, augment, init, microbatch and seed) are those of `fit`. `unit` is that of the data:
-    every search promises to that. With scheme "linear" the
-    backbone runs over the data once, here, however many trials there are. What does not fit together is refused here,
-    before any charge.
+    other arguments (also rows_each, augment, init, microbatch and seed) are those of `fit`. `unit` is that of the data,
+    and every search promises to that. With scheme "linear" the backbone runs over the data once, here, however many
+    trials there are. What does not fit together is refused here, before any charge.
 
     `measure`: what a trial is scored by. "loss": 1 less the loss, which is cut at twice that of a blind guess; unlike
     "accuracy" it sees the scale of a head, and tells a start that has hardly moved from one that has learnt.
 
     Formal guarantee: a run on a receipt of `event`. Of steps over everybody that is worth exactly mu; of batches drawn
     by chance it is (epsilon, delta)-private where a Gaussian release of mu is, by PLD, and the search composes all
-    runs by PLD as well. A unit's score is the mean over its rows of a number between 0 and 1, each computed from its row
-    alone (checked on made-up rows).
+    runs by PLD as well. A unit's score is the mean over its rows of a number between 0 and 1, each computed from
+    its row alone (checked on made-up rows).
     """
 
     def __init__(
@@ -112,7 +111,7 @@ class Finetuning:
     def __call__(self, hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> nn.Module:
         """A trained copy of the model."""
         del mu  # the receipt says it
-        check_unit(self, receipt.unit)
+        unit_of(self, receipt.unit)
         table = self._features
         fitted = fit(
             deepcopy(self._model) if table is None else self._probe(),

@@ -25,10 +25,10 @@ from tacit.tune.search import (
     best,
     chance_of,
     check_affordable,
-    check_unit,
     needed,
     open_subject,
     part,
+    unit_of,
 )
 from tacit.tune.space import Hyperparameters, Space, Way
 from tacit.tune.trials import Score, Trainable, Trial
@@ -60,7 +60,7 @@ def linear_scaling(
     axis: Axis = "epsilon",
     way: Way = "balanced",
     draw: Draw = "following",
-    unit: Unit | str = Unit.SAMPLE,
+    unit: Unit | str | None = None,
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
     runner: Runner | None = None,
     curator: Curator | None = None,
@@ -89,12 +89,12 @@ def linear_scaling(
     mu: there the steps of every run are fixed before the first, r decides the learning rate alone, and all runs and
     scores are composed by PLD in the ledger's plan mode.
     """
+    unit = unit_of(trainable, unit)
     made = plan or make_plan(budget, trials, size=part(trainable, size, "size"), neighbours=neighbours, unit=unit)
     if made.budget != budget:
         raise ValueError(f"The plan is for {made.budget}, and the search is given {budget}.")
     if made.neighbours is not Neighbours(neighbours) or made.unit != Unit(unit):
         raise ValueError("The plan has another unit or neighbour relation than this search says.")
-    check_unit(trainable, unit)
     check_count(degree, "degree")
     if len(made.sweeps) < degree + 1:
         raise ValueError(f"Degree {degree} needs at least {degree + 1} sweeps; the plan has {len(made.sweeps)}.")
@@ -166,7 +166,7 @@ def train(
     *,
     ledger: Ledger,
     subject: str,
-    unit: Unit | str = Unit.SAMPLE,
+    unit: Unit | str | None = None,
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
     curator: Curator | None = None,
     seed: int | None = None,
@@ -176,7 +176,7 @@ def train(
     Formal guarantee: one run of the budget's mu, charged to the subject; hyperparameters from a saved line are made of
     what its search released and paid for.
     """
-    check_unit(trainable, unit)
+    unit = unit_of(trainable, unit)
     open_subject(ledger, subject, budget, unit=unit, neighbours=neighbours)
     relation = Neighbours(neighbours)
     payer = Payer(

@@ -12,7 +12,7 @@ from tacit.recipes import Progress
 from tacit.tune import equal
 from tacit.tune.runners import Curator, Here, Runner
 from tacit.tune.sampled import is_sampled
-from tacit.tune.search import Payer, Tuned, check_unit, needed, open_subject, part
+from tacit.tune.search import Payer, Tuned, needed, open_subject, part, unit_of
 from tacit.tune.space import Hyperparameters, Space
 from tacit.tune.trials import Score, Trainable, Trial
 
@@ -45,7 +45,7 @@ def optuna_search(
     size: int | None = None,
     precision: float = 0.01,
     scores: float = 0.1,
-    unit: Unit | str = Unit.SAMPLE,
+    unit: Unit | str | None = None,
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
     runner: Runner | None = None,
     curator: Curator | None = None,
@@ -73,7 +73,7 @@ def optuna_search(
             "A sampler chooses each run by what was released before, and batches drawn by chance compose only if all "
             "runs are fixed in advance: take steps over everybody, or random_search."
         )
-    check_unit(trainable, unit)
+    unit = unit_of(trainable, unit)
     box = distributions(space)
     payer = Payer(
         trainable=trainable,

@@ -24,7 +24,7 @@ from tacit.tune.equal import check_budget
 from tacit.tune.plan import SHAVE, score_share
 from tacit.tune.runners import Curator
 from tacit.tune.sampled import Sampled
-from tacit.tune.search import Tuned, check_terms, check_unit, needed, part
+from tacit.tune.search import Tuned, check_score, check_terms, needed, part, unit_of
 from tacit.tune.space import Hyperparameters, Space
 from tacit.tune.trials import Score, Trainable, Trial, event_of, released, trained
 
@@ -50,7 +50,7 @@ def plan_repeats(
     size: int | None = None,
     precision: float = 0.01,
     scores: float = 0.1,
-    unit: Unit | str = Unit.SAMPLE,
+    unit: Unit | str | None = None,
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
 ) -> Repeats:
     """What `repeat_and_select` will charge with these arguments: one event that meets the budget.
@@ -59,7 +59,7 @@ def plan_repeats(
     budget by RDP; the score takes what `precision` asks for, and at most the share `scores` of it.
     """
     check_budget(budget)
-    check_unit(trainable, unit)
+    unit = unit_of(trainable, unit)
     relation, people = Neighbours(neighbours), needed(part(trainable, size, "size"), "size")
     mu = _mu_of_a_trial(budget, float(mean), float(shape), relation) * SHAVE
     mu_score = score_share(budget, mu, 1, size=people, precision=precision, scores=scores)
@@ -92,7 +92,7 @@ def repeat_and_select(
     size: int | None = None,
     precision: float = 0.01,
     scores: float = 0.1,
-    unit: Unit | str = Unit.SAMPLE,
+    unit: Unit | str | None = None,
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
     curator: Curator | None = None,
     seed: int | None = None,
@@ -118,6 +118,7 @@ def repeat_and_select(
     release ends the search with a `ReceiptError` and no result: that depends on its code, the drawn points and the
     number of trials, which no row decides.
     """
+    unit = unit_of(trainable, unit)
     plan = plan_repeats(
         trainable,
         space,
@@ -131,6 +132,7 @@ def repeat_and_select(
         neighbours=neighbours,
     )
     judge, people = needed(part(trainable, score, "score"), "score"), part(trainable, size, "size")
+    check_score(judge, unit)
     known = next((each for each in ledger.subjects() if each.name == subject), None)
     if known is None:
         ledger.subject(subject, budget, unit=unit, neighbours=neighbours, plan=[plan.event])

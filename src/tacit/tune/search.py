@@ -48,6 +48,10 @@ class Payer:
     seed: int | None = None
     progress: Progress | None = None
 
+    def __post_init__(self) -> None:
+        if self.score is not None:
+            check_score(self.score, unit_of(self.trainable, None))
+
     def trials(
         self,
         points: Sequence[Hyperparameters],
@@ -132,11 +136,34 @@ def open_subject(
     check_terms(known, unit=unit, neighbours=neighbours)
 
 
-def check_unit(trainable: Any, unit: Unit | str) -> None:
-    """Refuse a search that would promise something to others than those whose contributions are bounded."""
-    own = getattr(trainable, "unit", None)
-    if isinstance(own, Unit) and own != Unit(unit):
-        raise ValueError(f"The units of this trainable are of the kind {str(own)!r}: say unit={str(own)!r}.")
+def unit_of(whose: Any, unit: Unit | str | None, what: str = "trainable") -> Unit:
+    """Whom a search promises something to: the units of the trainable (or the score), as it says by `unit`.
+
+    What says nothing has one sample per unit. Another unit than that is refused: it would be promised something, and
+    the contributions of somebody else be bounded.
+    """
+    told = _own_unit(whose)
+    own = Unit.SAMPLE if told is None else Unit(told)
+    if unit is None or own == Unit(unit):
+        return own
+    if told is None:
+        raise ValueError(
+            f"This {what} does not say what its units are, so that nothing is known about a {unit}: give it an "
+            f"attribute `unit`, and all that is a {unit}'s into one contribution."
+        )
+    raise ValueError(f"The units of this {what} are of the kind {str(own)!r}: say unit={str(own)!r}.")
+
+
+def check_score(score: Any, unit: Unit) -> None:
+    """Refuse a score that says it has one number for each of other units."""
+    if _own_unit(score) is not None:
+        unit_of(score, unit, "score")
+
+
+def _own_unit(whose: Any) -> str | None:
+    """What something, or whatever it is a method of, says that its units are."""
+    found: str | None = getattr(whose, "unit", None) or getattr(getattr(whose, "__self__", None), "unit", None)
+    return found
 
 
 def check_affordable(ledger: Ledger, subject: str, mu: float, delta: float, what: str) -> None:

@@ -17,7 +17,7 @@ from tacit.privacy.events import DpEvent
 from tacit.refusals import Refusal, attempt
 from tacit.tune.equal import check_budget
 from tacit.tune.plan import SHAVE
-from tacit.tune.search import check_terms
+from tacit.tune.search import check_terms, unit_of
 from tacit.tune.trials import GRID
 
 Candidate = TypeVar("Candidate")
@@ -48,7 +48,7 @@ def noisy_selection(
     size: int,
     release: Literal["scores", "winner"] = "scores",
     precision: float | None = None,
-    unit: Unit | str = Unit.SAMPLE,
+    unit: Unit | str | None = None,
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
     seed: int | None = None,
     curator: object = None,
@@ -61,13 +61,15 @@ def noisy_selection(
     - `release="scores"`: all k noisy scores leave, and the highest is chosen. `precision`: the standard deviation that
       is enough for them, as a share (0.01: a point); the budget is what they may cost, and without it what they do.
     - `release="winner"`: nothing but the index leaves (report noisy max), at a noise that does not grow with k.
+    - `unit`: that of the score, which says it (`score.unit`, as of `by_unit(..., unit="patient")`); otherwise a sample.
 
-    Formal guarantee: unit and neighbours as given. Each score is the sum over units of a number in [0, 1] on a public
-    grid, which one unit moves by at most 1. "scores": k Gaussian releases, together mu = sqrt(k)/sigma with sigma in
-    units. "winner": permute-and-flip with exponential noise, pure epsilon = 2/scale, which does not depend on k; to a
-    subject in the gaussian mode it is charged as the mu that dominates it. Number i of a score has to come from unit i
-    alone (`by_unit` sees to it). All scores are computed before the charge and released after it, so no row decides an
-    error after it. The candidates have to be independent of the units, or released under charges of their own.
+    Formal guarantee: unit, that of the score; neighbours as given. Each score is the sum over units of a number in [0,
+    1] on a public grid, which one unit moves by at most 1. "scores": k Gaussian releases, together mu = sqrt(k)/sigma
+    with sigma in units. "winner": permute-and-flip with exponential noise, pure epsilon = 2/scale, which does not
+    depend on k; to a subject in the gaussian mode it is charged as the mu that dominates it. Number i of a score has to
+    come from unit i alone (`by_unit` sees to it). All scores are computed before the charge and released after it, so
+    no row decides an error after it. The candidates have to be independent of the units, or released under charges of
+    their own.
     """
     if not candidates or size < 1:
         raise ValueError("There is at least one candidate, and at least one unit.")
@@ -77,7 +79,7 @@ def noisy_selection(
         raise ValueError(f"A private choice needs a finite epsilon, not {budget}.")
     if precision is not None and not (0 < precision < 1 and release == "scores"):
         raise ValueError("precision is a share between 0 and 1, of released scores.")
-    relation = Neighbours(neighbours)
+    unit, relation = unit_of(score, unit, "score"), Neighbours(neighbours)
     known = next((each for each in ledger.subjects() if each.name == subject), None)
     if known is not None:
         check_terms(known, unit=unit, neighbours=relation)

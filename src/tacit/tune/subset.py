@@ -10,7 +10,7 @@ from tacit.privacy import Budget, Guarantee, Ledger, Neighbours, Unit
 from tacit.tune.equal import check_budget
 from tacit.tune.plan import SHAVE
 from tacit.tune.repeat import repeat_and_select
-from tacit.tune.search import Payer, Tuned, check_unit, needed, part
+from tacit.tune.search import Payer, Tuned, needed, part, unit_of
 from tacit.tune.space import Hyperparameters, Space
 from tacit.tune.trials import Trainable, event_of
 
@@ -30,7 +30,7 @@ def subset_search(
     parts: tuple[Trainable, Trainable] | None = None,
     search: Callable[..., Tuned] = repeat_and_select,
     scale: Scale = "size",
-    unit: Unit | str = Unit.SAMPLE,
+    unit: Unit | str | None = None,
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
     seed: int | None = None,
     **options: Any,
@@ -66,8 +66,7 @@ def subset_search(
             f"A part of {min(sizes.values())} declared units is too small to keep to itself who is in it: at least "
             f"{_FEWEST} are needed. Nothing was charged."
         )
-    check_unit(few, unit)
-    check_unit(rest, unit)
+    unit = unit_of(rest, unit_of(few, unit))
     names = [f"{subject}, to tune on", f"{subject}, the rest"]
     if taken := {known.name for known in ledger.subjects()} & set(names):
         raise ValueError(f"There is a subject {min(taken)!r} already, of other coins: choose a new name.")

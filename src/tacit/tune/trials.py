@@ -122,6 +122,7 @@ class ByUnit:
 
     units: Sequence[Any] = field(repr=False)
     one: Callable[[Any, Any], Any] = field(repr=False)
+    unit: str | None = None
 
     def __call__(self, model: Any) -> Tensor:
         return torch.tensor([self._of(model, place) for place in range(len(self.units))], dtype=torch.float64)
@@ -135,16 +136,17 @@ class ByUnit:
             return 0.0
 
 
-def by_unit(units: Sequence[Any], one: Callable[[Any, Any], Any]) -> Score:
+def by_unit(units: Sequence[Any], one: Callable[[Any, Any], Any], *, unit: str | None = None) -> Score:
     """A score from a function of one unit: `one(model, unit)` is a number in [0, 1], higher is better.
 
-    `units[i]` is what the function needs to know of unit i: its rows, say, or its number.
+    `units[i]` is what the function needs to know of unit i: its rows, say, or its number. `unit` says what one of them
+    is: "patient", if each item has all rows of a patient.
 
     Formal guarantee: number i is computed from the model and unit i alone, and a unit whose number cannot be computed,
     or is none, counts as zero. So one unit moves the sum by at most 1, whatever it does to the function. A score that
     is given as a function of the model instead has to see to that by itself.
     """
-    return ByUnit(units, one)
+    return ByUnit(units, one, unit)
 
 
 def event_of(trainable: Trainable, hyperparameters: Hyperparameters, mu: float, neighbours: Neighbours) -> DpEvent:

@@ -13,7 +13,7 @@ from tacit.privacy.receipts import released
 from tacit.tune.equal import check_budget, declare
 from tacit.tune.plan import SHAVE
 from tacit.tune.runners import Curator
-from tacit.tune.search import Payer, Tuned, needed, part
+from tacit.tune.search import Payer, Tuned, needed, part, unit_of
 from tacit.tune.space import Hyperparameters
 from tacit.tune.trials import Trainable, event_of
 
@@ -45,7 +45,7 @@ def adam_without_second_moment(
     batch: int | None = None,
     size: int | None = None,
     stabiliser: float = 1e-8,
-    unit: Unit | str = Unit.SAMPLE,
+    unit: Unit | str | None = None,
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
     curator: Curator | None = None,
     seed: int | None = None,
@@ -69,6 +69,7 @@ def adam_without_second_moment(
     point = Hyperparameters(lr=lr, steps=steps, batch=batch, clip=clip)
     sampled = getattr(trainable, "sampled", None)
     by_chance = sampled is not None and sampled(point)
+    unit = unit_of(trainable, unit)
     payer = Payer(
         trainable=trainable,
         ledger=ledger,
