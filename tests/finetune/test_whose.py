@@ -168,18 +168,15 @@ def test_grouping_really_groups() -> None:
 
 
 def test_a_patient_with_all_videos_moves_the_sum_by_one_clip() -> None:
-    """Take a patient of five videos out: the sum moves by at most the clip, and not by five of them."""
-    records = shown()
-    records.values = 50 * records.values
-    ids = ["x"] * 5 + ["y"]
-    _, both = noted(records.group_by(ids, unit="patient"))
-    rest = Shown(records.values[5:], records.given[5:], 2)
-    _, alone = noted(rest.group_by(ids[5:], unit="patient"))
-    _, apart = noted(records)
-    _, apart_rest = noted(rest)
-    assert distance(both[0], alone[0]) <= 2 * CLIP  # y's clips may differ, by other chances
-    assert distance(both[0], {n: 0 * v for n, v in both[0].items()}) <= 2 * CLIP
-    assert distance(apart[0], apart_rest[0]) > 2 * CLIP
+    """Five equal videos are taken out: as five units they move the sum by five clips, as one patient by one."""
+    row = 50 * torch.tensor([1.0, -2.0, 3.0, 1.0], dtype=torch.float64)
+    values, labels = torch.stack([row] * 5 + [-row])[:, None].expand(6, 8, 4), torch.tensor([0] * 5 + [1])
+    everybody, rest, ids = Shown(values, labels, 2), Shown(values[5:], labels[5:], 2), ["x"] * 5 + ["y"]
+    apart = [noted(records)[1][0] for records in (everybody, rest)]
+    together = [noted(r.group_by(ids[-len(r) :], unit="patient"))[1][0] for r in (everybody, rest)]
+    assert distance(*apart) == pytest.approx(5 * CLIP, rel=1e-4)
+    assert distance(*together) == pytest.approx(CLIP, rel=1e-4)
+    assert distance(*together) <= CLIP
 
 
 def test_grouped_videos_are_scored_one_by_one_and_count_by_their_mean() -> None:
