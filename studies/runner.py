@@ -41,7 +41,7 @@ KINDS: dict[str, Kind] = {
     "finetune": Kind.at("studies.finetune.study", "studies.finetune.report"),
     "pretrain": Kind.at("studies.dpadapter.study", "studies.dpadapter.report"),
     "recalibration": Kind.at("studies.recalibration.study", "studies.recalibration.report"),
-    "source-model": Kind.at("studies.dp_tta.source_model", "studies.dp_tta.source_model_report", config="SourceModel"),
+    "source-model": Kind.at("studies.dp_tta.source_model", "studies.dp_tta.source_model", config="SourceModel"),
     "tune": Kind.at("studies.linear_scaling.study", "studies.linear_scaling.report"),
 }
 

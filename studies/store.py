@@ -1,4 +1,4 @@
-"""Studies: many small computations ("cells"), each described by a frozen dataclass, done once and kept as a file."""
+"""Cells: small computations, each described by a frozen dataclass, done once, several at a time, and kept as files."""
 
 from __future__ import annotations
 
@@ -35,20 +35,26 @@ def outcomes(
     wanted = list(dict.fromkeys(cells))
     found = known(wanted, folder)
     waiting = [cell for cell in wanted if cell not in found]
-    for cell, outcome in _computed(waiting, compute, workers, progress, name):
-        _write(folder, cell, outcome)
+    for cell, outcome in computed(waiting, compute, workers=workers, progress=progress, name=name):
+        write(path_of(folder, cell), {"cell": plain(cell), "outcome": outcome})
         found[cell] = outcome
     return {cell: found[cell] for cell in wanted}
 
 
 def known(cells: Sequence[C], folder: Path) -> dict[C, Outcome]:
     """What an earlier run left; nothing is computed, and what is missing stays missing."""
-    return {cell: _read(_path(folder, cell)) for cell in cells if _path(folder, cell).exists()}
+    return {cell: _outcome(path_of(folder, cell)) for cell in cells if path_of(folder, cell).exists()}
 
 
-def _computed(
-    cells: list[C], compute: Callable[[C], Outcome], workers: int, progress: Progress, name: Callable[[C], str]
+def computed(
+    cells: Sequence[C],
+    compute: Callable[[C], Outcome],
+    *,
+    workers: int,
+    progress: Progress,
+    name: Callable[[C], str],
 ) -> Iterator[tuple[C, Outcome]]:
+    """Cells as they are done, in `workers` processes; nothing is kept."""
     if workers <= 1 or len(cells) <= 1:
         for done, cell in enumerate(cells):
             progress(name(cell), done, len(cells))
@@ -69,20 +75,40 @@ def _computed(
             raise
 
 
-def _path(folder: Path, cell: Any) -> Path:
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def path_of(folder: Path, cell: Any) -> Path:
+    """The file of a cell: equal cells have equal names, on every machine."""
     return folder / f"{fingerprint(cell)}.json"
 
 
-def _read(path: Path) -> Outcome:
+def read(path: Path) -> dict[str, Any]:
+    """What `write` wrote; nothing if there is no such file."""
+    if not path.exists():
+        return {}
     try:
-        outcome: Outcome = json.loads(path.read_text())["outcome"]
-    except (ValueError, TypeError, KeyError):
-        raise ValueError(f"{path} is no cell of a study, or it is damaged: delete it to run the cell again.") from None
-    return outcome
+        told = json.loads(path.read_text("utf-8"))
+    except ValueError:
+        told = None
+    if not isinstance(told, dict):
+        raise damaged(path)
+    return told
 
 
-def _write(folder: Path, cell: Any, outcome: Outcome) -> None:
-    path = _path(folder, cell)
+def write(path: Path, told: dict[str, Any]) -> None:
+    """Write a file that is there as a whole or not at all."""
     partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps({"cell": plain(cell), "outcome": outcome}, indent=1))
+    partial.write_text(json.dumps(told, indent=1), "utf-8")
     partial.replace(path)
+
+
+def damaged(path: Path) -> ValueError:
+    return ValueError(f"{path} is no cell of a study, or it is damaged: delete it to run the cell again.")
+
+
+def _outcome(path: Path) -> Outcome:
+    outcome = read(path).get("outcome")
+    if not isinstance(outcome, dict):
+        raise damaged(path)
+    return outcome

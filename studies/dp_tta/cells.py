@@ -1,30 +1,23 @@
-"""A cell of a study: one arm along one stream, from nothing to its accuracies; and many of them, several at a time."""
+"""A cell of a study: one arm along one stream, from nothing to its accuracies."""
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
+from studies import loaders
 from studies.dp_tta.arms import Arm
 from tacit.adapt.adapter import Adapter
 from tacit.adapt.fisher import Fisher, fisher
 from tacit.adapt.follow import follow
-from tacit.data import Stream, fashion_mnist, shifts, streams
-from tacit.data.arrays import read_images
+from tacit.data import Stream, shifts, streams
 from tacit.gradients import ClippedSum
 from tacit.models import ConvNet, embedded
 from tacit.models.embedded import load_convnet
 from tacit.privacy import Ledger
-from tacit.recipes import Progress
 
 Setting = Literal["episodic", "continual", "mixed"]
 FORMAT = 1  # of a cell's file; raised when the same recipe would give other numbers
@@ -75,6 +68,7 @@ class Cell:
     data: Data
     model: Model
     seeded_noise: bool
+    ledger: Path | None = field(default=None, compare=False)  # where it is kept
     format: int = FORMAT
 
 
@@ -94,66 +88,9 @@ class Outcome:
         return statistics.fmean(self.accuracy.values())
 
 
-Work = tuple[Cell, Path | None]  # a cell, and where its ledger is kept
-
-
-def computed(work: list[Work], workers: int, progress: Progress) -> Iterator[tuple[Cell, Outcome]]:
-    """Compute cells, several at a time; `progress` is told of every batch."""
-    total = sum(_rows(cell) for cell, _ in work)
-    if workers <= 1 or len(work) <= 1:
-        ticks = _Ticks()
-        for cell, ledger in work:
-            ticks.then = lambda done, cell=cell: progress(cell.arm.name, done, total)
-            yield cell, compute(cell, ledger, ticks)
-        return
-    context = multiprocessing.get_context("spawn")
-    shared = context.Value("q", 0)
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(shared,)) as pool:
-        jobs = {pool.submit(_work, *each): each[0] for each in work}
-        try:
-            while jobs:
-                ready, _ = wait(jobs, timeout=0.5, return_when=FIRST_COMPLETED)
-                running = next((cell for job, cell in jobs.items() if job.running()), next(iter(jobs.values())))
-                progress(running.arm.name, shared.value, total)
-                for job in ready:
-                    yield jobs.pop(job), job.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-class _Ticks:
-    """Counts rows, and says so."""
-
-    def __init__(self) -> None:
-        self.done = 0
-        self.then: Callable[[int], None] | None = None
-
-    def __call__(self, rows: int) -> None:
-        self.done += rows
-        if self.then is not None:
-            self.then(self.done)
-
-
-_shared: Any = None  # a worker's view of the count of all rows
-
-
-def _start(shared: Any) -> None:
-    global _shared
-    _shared = shared
-    torch.set_num_threads(1)
-
-
-def _work(cell: Cell, ledger: Path | None) -> Outcome:
-    def tick(rows: int) -> None:
-        with _shared.get_lock():
-            _shared.value += rows
-
-    return compute(cell, ledger, tick)
-
-
-def compute(cell: Cell, ledger: Path | None = None, tick: Callable[[int], None] | None = None) -> Outcome:
+def compute(cell: Cell) -> dict[str, Any]:
     """Run one cell from nothing; its ledger is in memory unless it is to be kept."""
+    ledger = cell.ledger
     stream = _stream(cell.data, cell.setting, cell.seed)
     model, arm = cell.model.load(), cell.arm
     touched = _Touched()
@@ -171,15 +108,17 @@ def compute(cell: Cell, ledger: Path | None = None, tick: Callable[[int], None] 
             seed=cell.seed if cell.seeded_noise else None,
             curator=touched if arm.form == "clip" else None,
         )
-    scores = follow(predictor, stream, batch_size=arm.batch_size, public=True, on_rows=tick)
+    scores = follow(predictor, stream, batch_size=arm.batch_size, public=True)
     guarantee = predictor.guarantee if isinstance(predictor, Adapter) else None
-    return Outcome(
-        accuracy=scores.accuracy,
-        seconds=scores.seconds,
-        steps=scores.steps,
-        touched=touched.share,
-        epsilon=None if guarantee is None else guarantee.epsilon,
-        promise="not private" if guarantee is None else str(guarantee),
+    return asdict(
+        Outcome(
+            accuracy=scores.accuracy,
+            seconds=scores.seconds,
+            steps=scores.steps,
+            touched=touched.share,
+            epsilon=None if guarantee is None else guarantee.epsilon,
+            promise="not private" if guarantee is None else str(guarantee),
+        )
     )
 
 
@@ -200,13 +139,8 @@ class _Touched:
 
 
 @lru_cache(maxsize=4)
-def _images(name: str) -> tuple[Tensor, Tensor]:
-    return read_images(name) if name.endswith(".npz") else fashion_mnist(name)  # type: ignore[arg-type]
-
-
-@lru_cache(maxsize=4)
 def _stream(data: Data, setting: Setting, seed: int) -> Stream:
-    images, labels = _images(data.images)
+    images, labels = loaders.images(data.images)
     names = {"test": shifts.TEST, "extra": shifts.EXTRA, "clean": (streams.CLEAN,)}[data.shifts]
     return streams.corrupted(
         images,
@@ -221,9 +155,5 @@ def _stream(data: Data, setting: Setting, seed: int) -> Stream:
 
 @lru_cache(maxsize=4)
 def _anchor(model: Model, name: str) -> Fisher:
-    images = _images(name)[0][:500]
+    images = loaders.images(name)[0][:500]
     return fisher(model.load(), images.float() / 255, public=True)
-
-
-def _rows(cell: Cell) -> int:
-    return len(_stream(cell.data, cell.setting, cell.seed))

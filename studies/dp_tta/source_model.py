@@ -9,13 +9,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tacit.data import fashion_mnist
-from tacit.data.arrays import read_images
+from studies import loaders
 from tacit.models import ConvNet
 from tacit.pretrain.fit import fit
 from tacit.pretrain.plan import Perturbation, Recipe
 from tacit.pretrain.robustness import accuracy
 from tacit.recipes import Progress
+from tacit.report.page import Section
+from tacit.report.tables import Column, Table
+from tacit.report.write import Findings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ def run(config: SourceModel, *, out: Path, progress: Progress) -> Trained:
     """Train, save the weights to `out/source.safetensors` and try them."""
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.train.seed)
-    images, labels = _images(config.images)
+    images, labels = _scaled(config.images)
     model = ConvNet(
         channels=images.shape[1],
         classes=int(labels.max()) + 1,
@@ -82,10 +84,26 @@ def run(config: SourceModel, *, out: Path, progress: Progress) -> Trained:
         config=config,
         weights=weights,
         parameters=sum(p.numel() for p in model.parameters()),
-        accuracy=100 * accuracy(model, _images(config.test)),
+        accuracy=100 * accuracy(model, _scaled(config.test)),
     )
 
 
-def _images(name: str) -> tuple[Tensor, Tensor]:
-    images, labels = read_images(name) if name.endswith(".npz") else fashion_mnist(name)  # type: ignore[arg-type]
+def render(trained: Trained) -> Findings:
+    """What it came to, for people."""
+    config = trained.config
+    rows = [(config.images, trained.parameters, config.train.epochs, trained.accuracy)]
+    columns = ("images", Column("parameters", ",d"), "epochs", Column(f"accuracy on {config.test} (%)", ".2f"))
+    table = Table("Source model", columns, rows, note="Trained and tried on data declared public.")
+    return Findings(
+        title=config.title,
+        lead=f"The weights are {trained.weights.name}.",
+        sections=[Section("Training", tables=[table])],
+        summary=[table],
+        facts={"accuracy": trained.accuracy, "parameters": trained.parameters, "weights": trained.weights.name},
+        not_covered=["everybody whose images the model was trained on: they were declared public"],
+    )
+
+
+def _scaled(name: str) -> tuple[Tensor, Tensor]:
+    images, labels = loaders.images(name)
     return images.float() / 255, labels

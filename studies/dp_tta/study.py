@@ -6,16 +6,15 @@ that was run before is read from the folder; what was not run stays empty.
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from studies import store
 from studies.dp_tta.arms import Arm, Grid
-from studies.dp_tta.cells import Cell, Data, Model, Outcome, Setting, computed
-from tacit.recipes import Progress, fingerprint, plain
+from studies.dp_tta.cells import Cell, Data, Model, Outcome, Setting, compute
+from tacit.recipes import Progress, fingerprint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,44 +81,25 @@ class Result:
 
 def run(study: Study, *, out: Path, progress: Progress) -> Result:
     """Run what is not there yet, in `workers` processes of one thread each, and read the rest."""
-    folder, kept = out / "cells", out / "ledgers"
-    folder.mkdir(parents=True, exist_ok=True)
+    kept = out / "ledgers"
     if study.keep_ledgers:
-        kept.mkdir(exist_ok=True)
-    cells = list(dict.fromkeys(study.cells()))
-    outcomes = {cell: found for cell in cells if (found := _read(folder, cell)) is not None}
-    paths = {cell: kept / f"{fingerprint(cell)}.db" for cell in cells if study.keep_ledgers and cell.arm.private}
-    waiting = [(cell, paths.get(cell)) for cell in cells if cell not in outcomes]
-    for cell, outcome in computed(waiting, study.workers, progress):
-        _write(folder, cell, outcome)
-        outcomes[cell] = outcome
-    ledgers = {f"{cell.arm.name}, seed {cell.seed}": path for cell, path in paths.items() if path.exists()}
-    return Result(study=study, outcomes={cell: outcomes[cell] for cell in cells}, ledgers=ledgers)
+        kept.mkdir(parents=True, exist_ok=True)
+    cells = [
+        replace(cell, ledger=kept / f"{fingerprint(cell)}.db") if study.keep_ledgers and cell.arm.private else cell
+        for cell in study.cells()
+    ]
+    found = store.outcomes(
+        cells, compute, folder=out / "cells", workers=study.workers, progress=progress, name=lambda cell: cell.arm.name
+    )
+    ledgers = {
+        f"{cell.arm.name}, seed {cell.seed}": cell.ledger
+        for cell in found
+        if cell.ledger is not None and cell.ledger.exists()
+    }
+    return Result(study=study, outcomes={cell: Outcome(**told) for cell, told in found.items()}, ledgers=ledgers)
 
 
 def read(study: Study, out: Path) -> Result:
     """What an earlier run left in its folder; nothing is computed, and what is missing stays missing."""
-    cells = list(dict.fromkeys(study.cells()))
-    found = {cell: outcome for cell in cells if (outcome := _read(out / "cells", cell)) is not None}
-    return Result(study=study, outcomes=found)
-
-
-def _path(folder: Path, cell: Cell) -> Path:
-    return folder / f"{fingerprint(cell)}.json"
-
-
-def _read(folder: Path, cell: Cell) -> Outcome | None:
-    path = _path(folder, cell)
-    if not path.exists():
-        return None
-    try:
-        return Outcome(**json.loads(path.read_text())["outcome"])
-    except (ValueError, TypeError, KeyError):
-        raise ValueError(f"{path} is no cell of a study, or it is damaged: delete it to run the cell again.") from None
-
-
-def _write(folder: Path, cell: Cell, outcome: Outcome) -> None:
-    path = _path(folder, cell)
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps({"cell": plain(cell), "outcome": asdict(outcome)}, indent=1))
-    partial.replace(path)
+    found = store.known(list(dict.fromkeys(study.cells())), out / "cells")
+    return Result(study=study, outcomes={cell: Outcome(**told) for cell, told in found.items()})

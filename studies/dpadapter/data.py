@@ -7,12 +7,10 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
-from tacit.data import fashion_mnist
-from tacit.data.arrays import read_images
+from studies import loaders
+from studies.loaders import Rows
 
-Rows = tuple[Tensor, Tensor]
 Split = Literal["public", "public_test", "private", "tuning", "held_out", "test"]
 
 
@@ -89,7 +87,7 @@ class _Pools(NamedTuple):
 def _pools(data: Data) -> _Pools:
     train, test = _read(data, "train"), _read(data, "test")
     if data.private_train:
-        return _Pools(train, test, read_images(data.private_train), read_images(data.private_test))
+        return _Pools(train, test, loaders.images(data.private_train), loaders.images(data.private_test))
     if data.public_classes:
         rest = tuple(sorted(set(train[1].tolist()) - set(data.public_classes)))
         chosen = data.public_classes
@@ -99,7 +97,7 @@ def _pools(data: Data) -> _Pools:
 
 
 def _read(data: Data, part: Literal["train", "test"]) -> Rows:
-    return fashion_mnist(part) if data.kind == "embedded" else read_images(data.train if part == "train" else data.test)
+    return loaders.images(part if data.kind == "embedded" else getattr(data, part))
 
 
 def _of(rows: Rows, classes: tuple[int, ...]) -> Rows:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from studies import loaders
 from studies.finetune.arms import Arm
 from studies.multi_clip.motions import PRIVATE, PUBLIC, Motions, write_motions
-from tacit.data import Texts, VideoClips, clips_as_units, fashion_mnist, shifts, sst2
-from tacit.data.arrays import read_images
+from tacit.data import Texts, VideoClips, clips_as_units, shifts, sst2
 from tacit.data.records import Records
 from tacit.data.tabled import Table
 from tacit.finetune.language import NextToken
@@ -148,32 +147,21 @@ def _rows(data: Data, split: Split) -> tuple[Tensor, Tensor]:
 def _part(data: Data, part: Literal["train", "test"]) -> tuple[Tensor, Tensor]:
     name = data.train if part == "train" else data.test
     if data.kind == "features":
-        arrays = _read(name or data.train)
-        inputs, labels = torch.from_numpy(arrays[f"{part}_features"]), torch.from_numpy(arrays[f"{part}_labels"])
-        labels = labels.float().view(len(labels), -1) if data.labels else labels.long().flatten()
-        return inputs, labels
-    images, labels = read_images(name) if name.endswith(".npz") else fashion_mnist(name)  # type: ignore[arg-type]
+        inputs, labels = loaders.features(name or data.train, part)
+        return inputs, labels.float().view(len(labels), -1) if data.labels else labels.long().flatten()
+    images, labels = loaders.images(name)
     return images.float() / 255, labels
 
 
 @lru_cache(maxsize=2)
 def _shifted(data: Data) -> dict[str, tuple[Tensor, Tensor]]:
     if data.shifted:
-        arrays = _read(data.shifted)
-        labels = torch.from_numpy(arrays["labels"]).long()
-        return {name: (torch.from_numpy(arrays[name]), labels) for name in arrays.files if name != "labels"}
+        found = loaders.arrays(data.shifted)
+        labels = found.pop("labels").long()
+        return {name: (features, labels) for name, features in found.items()}
     images, labels = _rows(data, "test")
     few = (255 * images[: data.shifts]).round().to(torch.uint8)
     return {
         name: (shifts.corrupt(few, name, data.severity, seed=0).float() / 255, labels[: data.shifts])
         for name in shifts.TEST
     }
-
-
-def _read(name: str) -> Any:
-    try:
-        return np.load(name)
-    except (OSError, ValueError):
-        raise ValueError(
-            f"{name} is no .npz file of features: make it with studies/prepare/imagenet_features.py."
-        ) from None

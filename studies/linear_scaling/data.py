@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Literal
 
-import numpy as np
-import torch
 from torch import Tensor
+
+from studies import loaders
 
 Part = Literal["train", "test"]
 
@@ -32,21 +31,8 @@ class Task:
             raise ValueError("A task has private rows, rows to try models on, and at least two classes.")
 
     def rows(self, part: Part) -> tuple[Tensor, Tensor]:
-        features, labels = _read(self.file, part)
+        features, labels = loaders.features(self.file, part)
         wanted = self.private if part == "train" else self.tested
         if len(labels) < wanted:
             raise ValueError(f"{self.file} has {len(labels):,} rows in its {part} part; the study wants {wanted:,}.")
-        return features[:wanted], labels[:wanted]
-
-
-@lru_cache(maxsize=2)  # both parts of one file
-def _read(file: str, part: Part) -> tuple[Tensor, Tensor]:
-    try:
-        with np.load(file, allow_pickle=False) as arrays:
-            features, labels = arrays[f"{part}_features"], arrays[f"{part}_labels"]
-    except (OSError, ValueError, KeyError):
-        raise ValueError(
-            f"{file} is no .npz file of features with their labels: make it with studies/prepare/tune_features.py or "
-            "studies/prepare/imagenet_features.py."
-        ) from None
-    return torch.from_numpy(features).float(), torch.from_numpy(labels).long().flatten()
+        return features[:wanted], labels[:wanted].long().flatten()

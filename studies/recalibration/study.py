@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 
+from studies import store
 from studies.recalibration.data import DataSet, OutputsFile, Shifted, from_file, shifted
 from studies.recalibration.grid_search import GridSearch
 from tacit.calibrate.measures import Reliability, reliability
@@ -187,9 +187,9 @@ def _on(data: DataSet, cells: list[Cell], study: Study, kept: Path) -> Iterator[
     simulation: Simulation | None = None
     order = sorted(cells, key=lambda cell: (cell.sources, cell.samples))
     for deal, together in itertools.groupby(order, key=lambda cell: (cell.sources, cell.samples)):
-        key = fingerprint(_Deal(data=data.key, sources=deal[0], samples=deal[1], trials=study.trials, seed=study.seed))
-        path = kept / f"{key}.json"
-        known = _read(path)
+        one = _Deal(data=data.key, sources=deal[0], samples=deal[1], trials=study.trials, seed=study.seed)
+        path = store.path_of(kept, one)
+        known = _known(path)
         dealt: Simulation | None = None
         for cell in together:
             name = fingerprint(cell)
@@ -202,7 +202,15 @@ def _on(data: DataSet, cells: list[Cell], study: Study, kept: Path) -> Iterator[
                 known[name] = _outcome(cell.run(dealt))
             yield cell, known[name]
         if dealt is not None:
-            _write(path, known)
+            store.write(path, {name: asdict(found) for name, found in known.items()})
+
+
+def _known(path: Path) -> dict[str, Outcome]:
+    """The cells of one deal that were run before, by their fingerprints."""
+    try:
+        return {name: Outcome(**found) for name, found in store.read(path).items()}
+    except TypeError:
+        raise store.damaged(path) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,18 +254,3 @@ def _diagrams(data: DataSet, study: Study) -> dict[str, Reliability]:
             temperature = float(cell.run(simulation).temperature[0])
             found.setdefault(cell.method, reliability(logits=logits / temperature, labels=labels))
     return found
-
-
-def _read(path: Path) -> dict[str, Outcome]:
-    if not path.exists():
-        return {}
-    try:
-        return {name: Outcome(**found) for name, found in json.loads(path.read_text("utf-8")).items()}
-    except (ValueError, TypeError, AttributeError):
-        raise ValueError(f"{path} holds no cells of a study, or is damaged: delete it to run them again.") from None
-
-
-def _write(path: Path, outcomes: dict[str, Outcome]) -> None:
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps({name: asdict(one) for name, one in outcomes.items()}), "utf-8")
-    partial.replace(path)

@@ -95,7 +95,7 @@ def test_a_damaged_cell_is_named(done: tuple[Result, Path], tmp_path: Path) -> N
     for path in (out / "cells").glob("*.json"):
         (tmp_path / "cells" / path.name).write_text("{")
     study = Study(**{**vars(result.study), "shifted": None})
-    with pytest.raises(ValueError, match="delete it to run them again"):
+    with pytest.raises(ValueError, match="delete it to run the cell again"):
         run(study, out=tmp_path, progress=quiet)
 
 

@@ -1,6 +1,7 @@
 """Data sets, shifts and streams: public helpers; nothing private is decided here."""
 
 from tacit.data import published, shifts, streams
+from tacit.data.arrays import read_images
 from tacit.data.chexpert import chexpert
 from tacit.data.fashion_mnist import fashion_mnist
 from tacit.data.grouped import Grouped
@@ -22,6 +23,7 @@ __all__ = [
     "imagenet_c",
     "imagenet_r",
     "published",
+    "read_images",
     "shifts",
     "sst2",
     "streams",
