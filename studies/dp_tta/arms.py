@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from math import log
-from typing import Any, Literal
+from typing import Literal
 
 from torch import nn
 
+from studies.grids import combinations
 from tacit.adapt import makers
 from tacit.adapt.adapter import Adapter
 from tacit.adapt.fisher import Fisher
@@ -186,10 +186,7 @@ class Grid:
 
     def arms(self) -> Iterator[Arm]:
         """Every combination, the last list running fastest."""
-        lists: dict[str, tuple[Any, ...]] = {}
-        for each in fields(self):
-            value = getattr(self, each.name)
-            single = each.name == "parts" or not isinstance(value, tuple)
-            lists[each.name] = (value,) if single else value or (None,)
-        for values in itertools.product(*lists.values()):
-            yield Arm(**dict(zip(lists, values, strict=True)))
+        lists = {each.name: getattr(self, each.name) for each in fields(self)}
+        lists = {name: (None,) if value == () else value for name, value in lists.items()}
+        for told in combinations(lists | {"parts": (self.parts,)}):
+            yield Arm(**told)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from studies.grids import combinations
 from tacit.finetune.optimisers import DPSGD, GEP, AdpAlloc, AdpClip, Optimiser
 from tacit.finetune.updates import Options
 from tacit.pretrain.plan import Perturbation, Training
@@ -61,8 +61,7 @@ class Pretraining:
         """Every combination."""
         lists = {name: getattr(self, name) for name in SWEPT}
         lists |= {"batch": self.batch or (train.batch,), "lr": self.lr or (train.lr,)}
-        for values in itertools.product(*lists.values()):
-            told: dict[str, Any] = dict(zip(lists, values, strict=True))
+        for told in combinations(lists):
             changed = replace(train, batch=told.pop("batch"), lr=told.pop("lr"))
             if self.method == "scratch":
                 yield Upstream(perturb=None, train=changed)
@@ -144,5 +143,5 @@ class Finetuning:
         same = {
             f.name: getattr(self, f.name) for f in fields(Downstream) if f.name not in ("optimiser", "epsilon", "lr")
         }
-        for optimiser, epsilon in itertools.product(self.optimiser, self.epsilon):
-            yield tuple(Downstream(optimiser=optimiser, epsilon=epsilon, lr=lr, **same) for lr in self.lr)
+        for told in combinations({"optimiser": self.optimiser, "epsilon": self.epsilon}):
+            yield tuple(Downstream(**told, lr=lr, **same) for lr in self.lr)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from studies.grids import combinations
 from tacit.finetune.optimisers import DPFTRL, DPGD, DPSGD, DPZO, AdpAlloc, AdpClip, Optimiser
 from tacit.finetune.updates import Options
 
@@ -108,19 +108,12 @@ class Grid:
 
     def arms(self) -> Iterator[Choice]:
         """Every combination, each as the candidates among which its constants are chosen."""
-        lists = {f.name: _listed(getattr(self, f.name)) for f in fields(self) if f.name != "tune_at"}
-        crossed = [name for name in lists if name not in TUNED]
-        for values in itertools.product(*(lists[name] for name in crossed)):
-            told = dict(zip(crossed, values, strict=True))
-            first = Arm(**told, lr=1.0, clip=1.0, steps=1)
-            tuned = itertools.product(*(lists[name] for name in TUNED))
-            arms = tuple(replace(first, **dict(zip(TUNED, choice, strict=True))) for choice in tuned)
+        crossed = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in (*TUNED, "tune_at")}
+        tuned = {name: getattr(self, name) for name in TUNED}
+        for told in combinations(crossed):
+            arms = tuple(Arm(**told, **choice) for choice in combinations(tuned))
             yield Choice(arms, tuple(replace(arm, epsilon=self.tune_at or arm.epsilon) for arm in arms))
 
 
 def label_of(epsilon: float) -> str:
     return "∞" if math.isinf(epsilon) else f"{epsilon:g}"
-
-
-def _listed(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import nn
 
+from studies.grids import combinations
 from studies.linear_scaling.data import Task
 from tacit.finetune import DPGD, DPSGD, Optimiser
 from tacit.privacy import Budget, Ledger, Neighbours, Receipt, epsilon_of, noise_multiplier
@@ -266,7 +267,7 @@ class Oracle:
     def grid(self, space: Space) -> list[Point]:
         rates = self.lr or _spaced(*space.lr, self.points[0])
         steps = self.steps or dict.fromkeys(round(value) for value in _spaced(*space.steps, self.points[1]))
-        return [Point(lr=lr, steps=count) for lr in rates for count in steps]
+        return [Point(**told) for told in combinations({"lr": tuple(rates), "steps": tuple(steps)})]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,12 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from studies import store
+from studies.grids import combinations
 from studies.recalibration.data import DataSet, OutputsFile, Shifted, from_file, shifted
 from studies.recalibration.grid_search import GridSearch
 from tacit.calibrate.measures import Reliability, reliability
@@ -55,23 +56,14 @@ class Sweep:
                 raise ValueError(f"there is no method {name!r}{nearest(name, _KNOWN, 'methods')}")
 
     def cells(self) -> Iterator[Cell]:
-        places = itertools.product(self.sources, self.samples, self.epsilon)
-        for (sources, samples, epsilon), name in itertools.product(places, self.methods):
-            for method in dict.fromkeys(self._made(name)):
-                yield Cell(
-                    method=method.name,
-                    options=json.dumps(asdict(method), sort_keys=True),
-                    sources=sources,
-                    samples=samples,
-                    epsilon=epsilon,
-                    delta=self.delta,
-                    neighbours=self.neighbours,
-                )
+        names = ("sources", "samples", "epsilon", "delta", "neighbours", "methods")
+        for told in combinations({name: getattr(self, name) for name in names}):
+            for method in dict.fromkeys(self._made(told.pop("methods"))):
+                yield Cell(method=method.name, options=json.dumps(asdict(method), sort_keys=True), **told)
 
     def _made(self, name: str) -> Iterator[Method]:
         known = {one.name for one in fields(_KNOWN[name])}
-        for iterations, bins in itertools.product(self.iterations, self.bins):
-            wanted: dict[str, Any] = {"iterations": iterations, "bins": bins}
+        for wanted in combinations({"iterations": self.iterations, "bins": self.bins}):
             if name == GridSearch.name:
                 wanted["goal"] = self.goal
             elif name == "one-source":
