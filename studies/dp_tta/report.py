@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from studies.dp_tta.arms import Arm
+from studies.dp_tta.cells import Setting
 from studies.dp_tta.study import Result
+from studies.render import cell, seeds
 from tacit.privacy import Ledger
 from tacit.report import plots
 from tacit.report.ledger import Book
 from tacit.report.page import Picture, Section
-from tacit.report.tables import Cell, Column, Spread, Table
+from tacit.report.tables import Cell, Column, Table
 from tacit.report.write import Findings
 
 SHORT = {
@@ -69,46 +71,37 @@ def render(result: Result) -> Findings:
     )
 
 
-def by_shift(result: Result, setting: str) -> Table:
+def by_shift(result: Result, setting: Setting) -> Table:
     """Mean accuracy over seeds, an arm per row and a shift per column."""
     names = _shifts(result)
     rows: list[list[Cell]] = []
     for arm in result.arms:
-        found = result.by_shift(arm, setting)  # type: ignore[arg-type]
+        found = result.by_shift(arm, setting)
         cells: list[Cell] = [None if found is None else found[name] for name in names]
-        rows.append([_label(result, arm), *cells, _mean(result, arm, setting)])
+        rows.append([_label(result, arm), *cells, cell(result.means(arm, setting))])
     shifts = [Column(SHORT.get(name, name), ".1f") for name in names]
     columns: list[Column | str] = ["", *shifts, Column("mean", ".1f", best="max")]
     return Table(f"Accuracy in percent, {setting}", columns, rows, note=_seeds(result))
 
 
-def for_terminal(result: Result, setting: str) -> Table:
+def for_terminal(result: Result, setting: Setting) -> Table:
     """The same turned round, a shift per row: it fits a narrow terminal."""
     names = _shifts(result)
-    found = {arm: result.by_shift(arm, setting) or {} for arm in result.arms}  # type: ignore[arg-type]
+    found = {arm: result.by_shift(arm, setting) or {} for arm in result.arms}
     rows: list[list[Cell]] = [[name.replace("_", " "), *(f.get(name) for f in found.values())] for name in names]
-    rows.append(["mean", *(_mean(result, arm, setting) for arm in result.arms)])
+    rows.append(["mean", *(cell(result.means(arm, setting)) for arm in result.arms)])
     columns = [Column(arm.name, ".1f") for arm in result.arms]
     return Table(f"Accuracy in percent, {setting}", ["", *columns], rows, note=_seeds(result))
 
 
-def _mean(result: Result, arm: Arm, setting: str) -> Cell:
-    """Over shifts and seeds, with the spread over seeds if there are several."""
-    mean = result.mean(arm, setting)  # type: ignore[arg-type]
-    if mean is None:
-        return None
-    runs = sum(cell.arm == arm and cell.setting == setting for cell in result.outcomes)
-    return Spread(*mean) if runs > 1 else mean[0]
-
-
-def overview(result: Result, setting: str) -> Table:
+def overview(result: Result, setting: Setting) -> Table:
     """One line per arm: its constants, its mean and how far above the source it is."""
-    source = next((result.mean(arm, setting) for arm in result.arms if arm.method == "source"), None)  # type: ignore[arg-type]
+    source = next((result.mean(arm, setting) for arm in result.arms if arm.method == "source"), None)
     rows: list[list[Cell]] = []
     for arm in result.arms:
-        mean = result.mean(arm, setting)  # type: ignore[arg-type]
+        mean = result.mean(arm, setting)
         gain = None if mean is None or source is None or arm.method == "source" else mean[0] - source[0]
-        told = _mean(result, arm, setting)
+        told = cell(result.means(arm, setting))
         adapted = arm.method != "source"
         rows.append(
             [
@@ -133,14 +126,14 @@ def overview(result: Result, setting: str) -> Table:
     return Table(f"All arms, {setting}", columns, rows, note=_seeds(result))
 
 
-def _figures(result: Result, setting: str) -> list[Picture]:
+def _figures(result: Result, setting: Setting) -> list[Picture]:
     figures = []
-    arms = [arm for arm in result.arms if result.by_shift(arm, setting) is not None]  # type: ignore[arg-type]
+    arms = [arm for arm in result.arms if result.by_shift(arm, setting) is not None]
     shown = arms[: _SHOWN + 1] if arms and arms[0].method == "source" else arms[:_SHOWN]
     names = _shifts(result)
     values: dict[str, Sequence[Cell]] = {}
     for arm in shown:
-        found = result.by_shift(arm, setting) or {}  # type: ignore[arg-type]
+        found = result.by_shift(arm, setting) or {}
         values[_label(result, arm)] = [found.get(name) for name in names]
     reference = "source" if "source" in values else None
     if len(names) > 1 and len(values) > 1:
@@ -153,11 +146,11 @@ def _figures(result: Result, setting: str) -> list[Picture]:
     return figures
 
 
-def _tradeoff(result: Result, setting: str) -> tuple[dict[str, list[plots.Point]], dict[str, float]]:
+def _tradeoff(result: Result, setting: Setting) -> tuple[dict[str, list[plots.Point]], dict[str, float]]:
     series: dict[str, list[plots.Point]] = {}
     levels: dict[str, float] = {}
     for arm in result.arms:
-        mean = result.mean(arm, setting)  # type: ignore[arg-type]
+        mean = result.mean(arm, setting)
         if mean is None:
             continue
         if arm.method == "source":
@@ -170,7 +163,7 @@ def _tradeoff(result: Result, setting: str) -> tuple[dict[str, list[plots.Point]
     return series, levels
 
 
-def _about(result: Result, setting: str) -> str:
+def _about(result: Result, setting: Setting) -> str:
     data = result.study.data
     names = ", ".join(name.replace("_", " ") for name in _shifts(result))
     return f"{data.per_shift:,} images per shift at severity {data.severity}, in this order: {names}. " + (
@@ -196,12 +189,11 @@ def _shifts(result: Result) -> list[str]:
 
 
 def _seeds(result: Result) -> str:
-    seeds = len(result.study.seeds)
     noise = " Noise is seeded (not private) so that the table can be reproduced." if result.study.seeded_noise else ""
-    return (f"Mean and standard deviation over {seeds} seeds." if seeds > 1 else "One seed.") + noise
+    return seeds(result.study.seeds) + noise
 
 
-def _touched(result: Result, arm: Arm, setting: str) -> float | None:
+def _touched(result: Result, arm: Arm, setting: Setting) -> float | None:
     found = [
         outcome.touched
         for cell, outcome in result.outcomes.items()
@@ -210,8 +202,8 @@ def _touched(result: Result, arm: Arm, setting: str) -> float | None:
     return sum(found) / len(found) if found else None
 
 
-def _facts(result: Result, arm: Arm, setting: str) -> dict[str, object]:
-    mean = result.mean(arm, setting)  # type: ignore[arg-type]
+def _facts(result: Result, arm: Arm, setting: Setting) -> dict[str, object]:
+    mean = result.mean(arm, setting)
     promises = [o.promise for c, o in result.outcomes.items() if c.arm == arm and c.setting == setting]
     return {
         "arm": arm.name,
@@ -225,6 +217,6 @@ def _facts(result: Result, arm: Arm, setting: str) -> dict[str, object]:
         "noise": arm.noise,
         "accuracy": None if mean is None else mean[0],
         "spread": None if mean is None else mean[1],
-        "by_shift": result.by_shift(arm, setting),  # type: ignore[arg-type]
+        "by_shift": result.by_shift(arm, setting),
         "promise": next((text for text, _ in groupby(promises)), None),
     }

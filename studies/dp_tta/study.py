@@ -14,7 +14,9 @@ from pathlib import Path
 from studies import store
 from studies.dp_tta.arms import Arm, Grid
 from studies.dp_tta.cells import Cell, Data, Model, Outcome, Setting, compute
+from studies.render import spread
 from tacit.recipes import Progress, fingerprint
+from tacit.report.tables import Spread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +68,13 @@ class Result:
         """In the recipe's order, those that were not run included."""
         return list(dict.fromkeys(arm for grid in self.study.arms for arm in grid.arms()))
 
-    def mean(self, arm: Arm, setting: Setting) -> tuple[float, float] | None:
+    def means(self, arm: Arm, setting: Setting) -> list[float]:
+        """Mean accuracy over shifts, seed by seed."""
+        return [o.mean for c, o in self.outcomes.items() if c.arm == arm and c.setting == setting]
+
+    def mean(self, arm: Arm, setting: Setting) -> Spread | None:
         """Mean accuracy over shifts and seeds, and the standard deviation over seeds; None if not run."""
-        found = [o.mean for c, o in self.outcomes.items() if c.arm == arm and c.setting == setting]
-        if not found:
-            return None
-        return statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else 0.0
+        return spread(self.means(arm, setting))
 
     def by_shift(self, arm: Arm, setting: Setting) -> dict[str, float] | None:
         """Mean accuracy over seeds, shift by shift."""

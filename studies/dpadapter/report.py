@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from studies.dpadapter.arms import OPTIMISERS, Pretraining, Upstream
 from studies.dpadapter.cells import After, Finetuned, Pretrained
-from studies.dpadapter.study import Result, spread
+from studies.dpadapter.study import Result
+from studies.render import band, cell, seeds, spread
 from tacit.pretrain.robustness import Noisy
 from tacit.report import look, plots
 from tacit.report.look import WIDTH
@@ -64,8 +65,8 @@ def upstream(result: Result) -> Table:
         "Pretrained nets on public test rows: accuracy (%) under noise on all weights",
         columns,
         rows,
-        note=f"{_seeds(result)} Each accuracy under noise is a mean over {noise.draws} draws. N(0, 0.1) is std 0.1, or "
-        "std 0.316 if 0.1 is a variance.",
+        note=f"{seeds(result.study.seeds)} Each accuracy under noise is a mean over {noise.draws} draws. N(0, 0.1) is "
+        "std 0.1, or std 0.316 if 0.1 is a variance.",
     )
 
 
@@ -92,7 +93,7 @@ def downstream(result: Result) -> list[Table]:
             cells = [_over(result.tuned(way, *one), value) for one in ways]
             if any(cell is not None for cell in cells):
                 rows.append([name, *cells])
-        tables.append(Table(title, columns, rows, note=f"{_seeds(result)} delta is {result.study.delta:g}."))
+        tables.append(Table(title, columns, rows, note=f"{seeds(result.study.seeds)} delta is {result.study.delta:g}."))
     return tables
 
 
@@ -116,7 +117,7 @@ def sweep(result: Result, group: Pretraining) -> Table | None:
         *(Column(f"{OPTIMISERS[kind]}, ε = {epsilon:g}", ".1f", best="max") for kind, epsilon in ways),
         Column("rows passed", _thousands),
     ]
-    return Table(group.name, columns, rows, note=_seeds(result))
+    return Table(group.name, columns, rows, note=seeds(result.study.seeds))
 
 
 def rates(result: Result) -> Table:
@@ -212,15 +213,14 @@ def _reached(result: Result, kind: str, epsilon: float, way: Upstream) -> Cell:
 
 
 def _line(ways: Sequence[Upstream], field: str, value: Callable[[Upstream], Cell]) -> plots.Line:
-    points = []
-    for way in sorted(ways, key=lambda way: way.value(field)):
-        cell = value(way)
-        if isinstance(cell, Spread):
-            points.append((way.value(field), cell.mean, cell.std))
-        elif isinstance(cell, float):
-            points.append((way.value(field), cell, 0.0))
-    x, y = [point[0] for point in points], [point[1] for point in points]
-    return plots.Line(x, y, [p[1] - p[2] for p in points], [p[1] + p[2] for p in points])
+    points: list[tuple[float, float, float]] = []
+    for way in ways:
+        found = value(way)
+        if isinstance(found, Spread):
+            points.append((way.value(field), *found))
+        elif isinstance(found, float):
+            points.append((way.value(field), found, 0.0))
+    return band(points)
 
 
 def _main(result: Result) -> list[tuple[str, Upstream]]:
@@ -245,8 +245,7 @@ def _under(std: float, relative: bool) -> Callable[[Pretrained], float]:
 
 
 def _over(found: Sequence[T], value: Callable[[T], float]) -> Cell:
-    seen = spread([value(one) for one in found])
-    return None if seen is None else Spread(*seen) if len(found) > 1 else seen[0]
+    return cell([value(one) for one in found])
 
 
 def _is(cell: After, way: Upstream, kind: str, epsilon: float) -> bool:
@@ -255,11 +254,6 @@ def _is(cell: After, way: Upstream, kind: str, epsilon: float) -> bool:
 
 def _thousands(value: float) -> str:
     return f"{value / 1000:,.0f}k"
-
-
-def _seeds(result: Result) -> str:
-    count = len(result.study.seeds)
-    return f"Mean and standard deviation over {count} seeds." if count > 1 else "One seed."
 
 
 def _about(result: Result) -> str:
@@ -309,5 +303,5 @@ def _downstream_facts(result: Result) -> list[dict[str, object]]:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    seen = spread(list(values))
-    return None if seen is None else seen[0]
+    found = spread(values)
+    return None if found is None else found.mean

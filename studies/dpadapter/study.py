@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -164,10 +163,3 @@ def _choices(study: Study, out: Path) -> Iterator[_Choice]:
                 ]
                 runs = [[After(before=c, downstream=way, split="private", **same) for c in cells] for way in ways]
                 yield _Choice(candidates=runs, trials=trials)
-
-
-def spread(values: list[float]) -> tuple[float, float] | None:
-    """Mean and standard deviation; None of nothing."""
-    if not values:
-        return None
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0

@@ -8,9 +8,10 @@ from typing import Literal
 
 from studies.finetune.arms import Arm, label_of
 from studies.finetune.study import Result
+from studies.render import band, seeds
 from tacit.report import plots
 from tacit.report.page import Picture, Section
-from tacit.report.tables import Cell, Column, Spread, Table
+from tacit.report.tables import Cell, Column, Table
 from tacit.report.write import Findings
 
 
@@ -54,7 +55,7 @@ def by_epsilon(result: Result, *, shifted: bool = False) -> Table:
     columns = [Column(f"ε = {label_of(epsilon)}", ".1f", best=best) for epsilon in budgets]
     what = "Under the shifts: mean" if shifted else "Held out:"
     title = f"{what} {_measure(result)}"
-    return Table(title, ["", Column("trained", ",d"), *columns], rows, note=_note(result))
+    return Table(title, ["", Column("trained", ",d"), *columns], rows, note=seeds(result.study.seeds))
 
 
 def chosen(result: Result) -> Table:
@@ -84,7 +85,7 @@ def _cell(result: Result, arm: Arm | None, shifted: bool) -> Cell:
     if arm is None:
         return None
     found = result.shifted(arm) if shifted else result.score(arm)
-    return None if found is None else Spread(*found) if len(result.of(arm)) > 1 else found[0]
+    return found if found is None or len(result.of(arm)) > 1 else found.mean
 
 
 def _figures(result: Result) -> list[Picture]:
@@ -106,19 +107,13 @@ def _figures(result: Result) -> list[Picture]:
 
 def _by_clips(result: Result) -> dict[str, plots.Line]:
     """Score over the number of clips, for ways to fine-tune that were run with several."""
-    found: dict[str, list[tuple[int, float, float]]] = {}
+    found: dict[str, list[tuple[float, float, float]]] = {}
     for arm in result.chosen:
         score = result.score(arm)
         if score is not None and arm.clips and arm.level == "unit":
             scheme = "from scratch" if arm.init == "scratch" else arm.scheme
             found.setdefault(f"{scheme}, ε = {label_of(arm.epsilon)}", []).append((arm.clips, *score))
-    lines = {}
-    for name, points in found.items():
-        if len(points) > 2:
-            x, y, std = zip(*sorted(points), strict=True)
-            low, high = ([a + sign * b for a, b in zip(y, std, strict=True)] for sign in (-1, 1))
-            lines[name] = plots.Line(x, y, low, high)
-    return lines
+    return {name: band(points) for name, points in found.items() if len(points) > 2}
 
 
 def _measure(result: Result) -> str:
@@ -132,11 +127,6 @@ def _about(result: Result) -> str:
         f"{data.private:,} private {unit}, {data.classes} {'labels' if data.labels else 'classes'}; tried on "
         f"{data.tested:,} others. delta is {result.study.delta:g}."
     )
-
-
-def _note(result: Result) -> str:
-    seeds = len(result.study.seeds)
-    return f"Mean and standard deviation over {seeds} seeds." if seeds > 1 else "One seed."
 
 
 def _facts(result: Result, arm: Arm) -> dict[str, object]:

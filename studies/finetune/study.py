@@ -18,6 +18,7 @@ from studies import store
 from studies.finetune.arms import Arm, Choice, Grid
 from studies.finetune.data import Data, make_videos, public_videos
 from studies.multi_clip.motions import Motions
+from studies.render import spread
 from tacit.finetune.evaluation import Evaluation
 from tacit.finetune.fit import fit
 from tacit.finetune.predictions import predictions
@@ -28,6 +29,7 @@ from tacit.pretrain.fit import fit as pretrain
 from tacit.pretrain.plan import Recipe
 from tacit.privacy import Ledger
 from tacit.recipes import Progress
+from tacit.report.tables import Spread
 
 FORMAT = 1  # of a cell's file; raised when the same recipe would give other numbers
 
@@ -134,13 +136,13 @@ class Result:
         """Over the seeds."""
         return [outcome for cell, outcome in self.outcomes.items() if cell.arm == arm and cell.split == "private"]
 
-    def score(self, arm: Arm, measure: str | None = None) -> tuple[float, float] | None:
+    def score(self, arm: Arm, measure: str | None = None) -> Spread | None:
         """Mean and standard deviation over seeds; None if it was not run."""
-        return _spread([outcome.scores[measure or self.measure] for outcome in self.of(arm)])
+        return spread([outcome.scores[measure or self.measure] for outcome in self.of(arm)])
 
-    def shifted(self, arm: Arm) -> tuple[float, float] | None:
+    def shifted(self, arm: Arm) -> Spread | None:
         """The same under the shifts, averaged over these."""
-        return _spread([statistics.fmean(o.shifted.values()) for o in self.of(arm) if o.shifted])
+        return spread([statistics.fmean(o.shifted.values()) for o in self.of(arm) if o.shifted])
 
 
 def run(study: Study, *, out: Path, progress: Progress) -> Result:
@@ -306,9 +308,3 @@ def _cell(study: Study, arm: Arm, split: Literal["private", "tuning"], seed: int
 
 def _name(cell: Cell) -> str:
     return f"{cell.arm.name}, epsilon {cell.arm.epsilon:g}" + (" (tuning)" if cell.split == "tuning" else "")
-
-
-def _spread(values: list[float]) -> tuple[float, float] | None:
-    if not values:
-        return None
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0

@@ -9,8 +9,9 @@ from dataclasses import replace
 from studies.linear_scaling import plots
 from studies.linear_scaling.methods import Method
 from studies.linear_scaling.study import Outcome, Result
+from studies.render import cell
 from tacit.report.page import Picture, Section
-from tacit.report.tables import Cell, Column, Spread, Table
+from tacit.report.tables import Cell, Column, Table
 from tacit.report.write import Findings
 
 
@@ -281,8 +282,7 @@ def _reducible(result: Result, method: Method) -> bool:
 
 
 def _spread(result: Result, task: str, method: Method, epsilon: float) -> Cell:
-    found = result.spread(task, method, epsilon)
-    return None if found is None else Spread(*found) if len(result.of(task, method, epsilon)) > 1 else found[0]
+    return cell([outcome.accuracy for outcome in result.of(task, method, epsilon)])
 
 
 def _mean(found: Sequence[Outcome], value: Callable[[Outcome], float | None]) -> Cell:

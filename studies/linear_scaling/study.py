@@ -13,8 +13,10 @@ import torch
 from studies import store
 from studies.linear_scaling.data import Task
 from studies.linear_scaling.methods import Given, Method, Oracle, Point, Probe
+from studies.render import spread
 from tacit.privacy import Budget, Ledger, epsilon_of
 from tacit.recipes import Progress, fingerprint
+from tacit.report.tables import Spread
 from tacit.tune.linear import Scaled
 from tacit.tune.space import Space
 
@@ -139,12 +141,9 @@ class Result:
             if cell in self.outcomes and cell.method.at is not None
         }
 
-    def spread(self, task: str, method: Method, epsilon: float) -> tuple[float, float] | None:
+    def spread(self, task: str, method: Method, epsilon: float) -> Spread | None:
         """Mean accuracy and standard deviation; None if it was not run."""
-        found = [outcome.accuracy for outcome in self.of(task, method, epsilon)]
-        if not found:
-            return None
-        return statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else 0.0
+        return spread([outcome.accuracy for outcome in self.of(task, method, epsilon)])
 
     def reduction(self, task: str, method: Method, epsilon: float) -> float | None:
         """The relative error-rate reduction, against the random search and the oracle of its table."""
