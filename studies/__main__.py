@@ -11,8 +11,7 @@ from pathlib import Path
 from studies import runner
 from studies.tables import tables
 from tacit.privacy import LedgerError
-from tacit.report.runs import show
-from tacit.report.write import plain
+from tacit.report import show
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +32,7 @@ def _run(options: argparse.Namespace) -> int:
         print(f"Stopped: no report was written to {out}. What was charged to a ledger stays spent.", file=sys.stderr)
         return 130
     if options.json:
-        print(json.dumps(plain(facts), indent=2))
+        print(json.dumps(facts, indent=2))
     else:
         show(findings, facts, out)
     return 0

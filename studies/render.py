@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from tacit.report import plots
-from tacit.report.tables import Cell, Spread
+from tacit.report import Cell, Spread, plots
 
 
 def spread(values: Sequence[float]) -> Spread | None:

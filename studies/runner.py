@@ -17,8 +17,7 @@ from typing import Any
 
 from tacit import recipes
 from tacit.recipes import Progress
-from tacit.report.runs import carry_out
-from tacit.report.write import Findings
+from tacit.report import Findings, carry_out
 
 HOME = Path(__file__).parent
 

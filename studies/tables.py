@@ -14,7 +14,7 @@ from studies.finetune import report as finetuned
 from studies.finetune import study as finetune
 from studies.linear_scaling import report as tuned
 from studies.linear_scaling import study as tune
-from tacit.report.tables import Table
+from tacit.report import Table
 
 
 def tables(study: Any, out: Path, *, shifts: bool = False) -> Iterator[Table]:

@@ -1,6 +1,7 @@
 """The rules of the house: who may import whom, and how long a file may be."""
 
 import ast
+import importlib
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,29 @@ def test_the_package_does_not_know_the_laboratory(file: Path) -> None:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         assert not [name for name in names if name.split(".")[0] == "studies"], f"{file} imports studies"
+
+
+LABORATORY = sorted(STUDIES.rglob("*.py"))
+MODULES = {"tacit", "tacit.recipes", "tacit.progress"}  # doors that are no packages
+FIGURES = {"tacit.report": {"look", "plots"}}  # loaded only when asked for: matplotlib is slow
+
+
+@pytest.mark.parametrize("file", LABORATORY, ids=[str(file.relative_to(STUDIES)) for file in LABORATORY])
+def test_the_laboratory_uses_public_names_only(file: Path) -> None:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            assert not [alias.name for alias in node.names if alias.name.startswith("tacit")], "from tacit… import …"
+        if not isinstance(node, ast.ImportFrom) or (node.module or "").split(".")[0] != "tacit":
+            continue
+        door = node.module or ""
+        assert door in MODULES or door.count(".") == 1, f"{door} is inside a package: use what the package offers"
+        assert not [alias.name for alias in node.names if alias.name.startswith("_")]
+        offered = getattr(importlib.import_module(door), "__all__", None)
+        if door not in MODULES:
+            assert offered is not None
+            assert {alias.name for alias in node.names} <= {*offered, *FIGURES.get(door, ())}, (
+                f"{door} has no such name"
+            )
 
 
 def test_nothing_draws_randomness_behind_the_mechanisms_back() -> None:

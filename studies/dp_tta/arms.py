@@ -10,12 +10,22 @@ from typing import Literal
 from torch import nn
 
 from studies.grids import combinations
-from tacit.adapt import makers
-from tacit.adapt.adapter import Adapter
-from tacit.adapt.fisher import Fisher
-from tacit.adapt.forms import DP, Clip, Privacy
-from tacit.adapt.methods import Certain, Method, Unusual
-from tacit.adapt.steps import Curator
+from tacit.adapt import (
+    DP,
+    Adapter,
+    Certain,
+    Clip,
+    Curator,
+    Fisher,
+    Method,
+    Privacy,
+    Unusual,
+    come,
+    deyo,
+    eata,
+    sar,
+    tent,
+)
 from tacit.gradients import AdaptiveQuantile, BatchClip, FilterByLoss, FilterByNorm, Policy
 from tacit.privacy import Ledger
 
@@ -68,7 +78,7 @@ class Arm:
         """What a table calls it."""
         if self.method == "source":
             return "source"
-        told = makers_of(self.method).name + "".join(f" + {part}" for part in self.parts)
+        told = method_of(self.method).name + "".join(f" + {part}" for part in self.parts)
         if self.optimiser == "adam":
             told += " + Adam"
         if self.form == "original":
@@ -107,7 +117,7 @@ class Arm:
         )
 
     def _method(self, anchor: Fisher | None) -> Method:
-        method = makers_of(self.method)
+        method = method_of(self.method)
         if method.name.startswith("EATA") or "anchor" in self.parts:
             method = replace(method, anchor=anchor, pull_strength=self.pull_strength)
         if method.sharpness is not None or "sharpness" in self.parts:
@@ -150,12 +160,12 @@ class Arm:
         return policies[self.clipping]
 
 
-def makers_of(method: str) -> Method:
+def method_of(method: str) -> Method:
     """A method by the name that recipes use."""
-    base, _, come = method.partition("-")
-    if base == "come" or come:
-        return makers.come(base if come else "tent")  # type: ignore[arg-type]
-    return {"tent": makers.tent, "eata": makers.eata, "sar": makers.sar, "deyo": makers.deyo}[base]()
+    base, _, inside = method.partition("-")
+    if base == "come" or inside:
+        return come(base if inside else "tent")  # type: ignore[arg-type]
+    return {"tent": tent, "eata": eata, "sar": sar, "deyo": deyo}[base]()
 
 
 @dataclass(frozen=True, kw_only=True)

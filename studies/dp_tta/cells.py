@@ -8,15 +8,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
 from studies import loaders
 from studies.dp_tta.arms import Arm
-from tacit.adapt.adapter import Adapter
-from tacit.adapt.fisher import Fisher, fisher
-from tacit.adapt.follow import follow
+from tacit.adapt import Adapter, Fisher, fisher, follow
 from tacit.data import Stream, shifts, streams
 from tacit.gradients import ClippedSum
 from tacit.models import ConvNet, embedded
-from tacit.models.embedded import load_convnet
 from tacit.privacy import Ledger
 
 Setting = Literal["episodic", "continual", "mixed"]
@@ -55,7 +55,13 @@ class Model:
             mean=(0.0,) * self.channels,
             std=(1.0,) * self.channels,
         )
-        return load_convnet(model, Path(self.weights))
+        try:
+            model.load_state_dict(load_file(self.weights))
+        except FileNotFoundError:
+            raise ValueError(f"There is no file of weights {self.weights}.") from None
+        except (SafetensorError, RuntimeError) as error:
+            raise ValueError(f"{self.weights} does not fit this net: {str(error).splitlines()[0]}") from None
+        return model.eval()
 
 
 @dataclass(frozen=True, kw_only=True)

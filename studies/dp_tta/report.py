@@ -11,11 +11,7 @@ from studies.dp_tta.cells import Setting
 from studies.dp_tta.study import Result
 from studies.render import cell, seeds
 from tacit.privacy import Ledger
-from tacit.report import plots
-from tacit.report.ledger import Book
-from tacit.report.page import Picture, Section
-from tacit.report.tables import Cell, Column, Table
-from tacit.report.write import Findings
+from tacit.report import Book, Cell, Column, Findings, Picture, Section, Table, plots
 
 SHORT = {
     "gaussian_noise": "gauss",

@@ -11,13 +11,9 @@ from torch import Tensor
 
 from studies import loaders
 from tacit.models import ConvNet
-from tacit.pretrain.fit import fit
-from tacit.pretrain.plan import Perturbation, Recipe
-from tacit.pretrain.robustness import accuracy
+from tacit.pretrain import Perturbation, Recipe, accuracy, fit
 from tacit.recipes import Progress
-from tacit.report.page import Section
-from tacit.report.tables import Column, Table
-from tacit.report.write import Findings
+from tacit.report import Column, Findings, Section, Table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from studies.dp_tta.arms import Arm, Grid
 from studies.dp_tta.cells import Cell, Data, Model, Outcome, Setting, compute
 from studies.render import spread
 from tacit.recipes import Progress, fingerprint
-from tacit.report.tables import Spread
+from tacit.report import Spread
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from studies.grids import combinations
-from tacit.finetune.optimisers import DPSGD, GEP, AdpAlloc, AdpClip, Optimiser
-from tacit.finetune.updates import Options
-from tacit.pretrain.plan import Perturbation, Training
+from tacit.finetune import DPSGD, GEP, AdpAlloc, AdpClip, Optimiser
+from tacit.pretrain import Perturbation, Training
 
 Start = Literal["scratch", "standard", "sam", "amp", "dpadapter"]
 Kind = Literal["dpsgd", "gep", "adpalloc", "adpclip"]
@@ -93,7 +92,7 @@ class Downstream:
 
     def optimise(self, public: Any) -> Optimiser:
         """The optimiser; `public` are rows for GEP, with labels of the private classes."""
-        update: Options = {"lr": self.lr, "momentum": self.momentum}
+        update: dict[str, Any] = {"lr": self.lr, "momentum": self.momentum}
         if self.optimiser == "gep":
             return GEP(
                 public=public,

@@ -13,12 +13,10 @@ from torch import nn
 
 from studies.dpadapter.arms import Downstream, Upstream
 from studies.dpadapter.data import Data
-from tacit.finetune.evaluation import Evaluation
-from tacit.finetune.fit import fit as finetune
-from tacit.models import ConvNet, ResNet
-from tacit.models.saved import load_net, save_net
-from tacit.pretrain.fit import fit
-from tacit.pretrain.robustness import Noisy, Rho, accuracy, rho, under_noise
+from tacit.finetune import Evaluation
+from tacit.finetune import fit as finetune
+from tacit.models import ConvNet, ResNet, load_net, save_net
+from tacit.pretrain import Noisy, Rho, accuracy, fit, rho, under_noise
 from tacit.privacy import Ledger
 from tacit.recipes import fingerprint
 

@@ -10,12 +10,8 @@ from studies.dpadapter.arms import OPTIMISERS, Pretraining, Upstream
 from studies.dpadapter.cells import After, Finetuned, Pretrained
 from studies.dpadapter.study import Result
 from studies.render import band, cell, seeds, spread
-from tacit.pretrain.robustness import Noisy
-from tacit.report import look, plots
-from tacit.report.look import WIDTH
-from tacit.report.page import Picture, Section
-from tacit.report.tables import Cell, Column, Spread, Table
-from tacit.report.write import Findings
+from tacit.pretrain import Noisy
+from tacit.report import Cell, Column, Findings, Picture, Section, Spread, Table, look, plots
 
 T = TypeVar("T")
 WORDS = {"radius": "radius", "perturb_batch": "perturbing batch", "batch": "batch", "reuse": "steps per perturbation"}
@@ -163,7 +159,7 @@ def _scatter(result: Result) -> list[Picture]:
     if not ways:
         return []
     with look.styled():
-        figure = look.figure(WIDTH, 4.0)
+        figure = look.figure(look.WIDTH, 4.0)
         axes = figure.add_subplot()
         for place, (kind, epsilon) in enumerate(ways):
             dots = [

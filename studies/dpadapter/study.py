@@ -11,7 +11,7 @@ from studies import store
 from studies.dpadapter.arms import Finetuning, Pretraining, Upstream
 from studies.dpadapter.cells import After, Before, Finetuned, Net, Noise, Pretrained, called, compute, pretrained
 from studies.dpadapter.data import Data
-from tacit.pretrain.plan import Training
+from tacit.pretrain import Training
 from tacit.recipes import Progress
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from studies.grids import combinations
-from tacit.finetune.optimisers import DPFTRL, DPGD, DPSGD, DPZO, AdpAlloc, AdpClip, Optimiser
-from tacit.finetune.updates import Options
+from tacit.finetune import DPFTRL, DPGD, DPSGD, DPZO, AdpAlloc, AdpClip, Optimiser
 
 Kind = Literal["dpsgd", "dpgd", "adpalloc", "adpclip", "dpzo", "dpftrl"]
 NAMES = {"dpgd": "DPGD", "adpalloc": "AdpAlloc", "adpclip": "AdpClip", "dpzo": "DPZO", "dpftrl": "correlated"}
@@ -50,7 +49,7 @@ class Arm:
         return ", ".join([f"{self.model}: {parts[0]}", *parts[1:]])
 
     def optimise(self) -> Optimiser:
-        options: Options = {
+        options: dict[str, Any] = {
             "lr": self.lr,
             "rule": self.rule,
             "momentum": self.momentum,

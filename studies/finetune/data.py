@@ -13,11 +13,8 @@ from torch import Tensor
 from studies import loaders
 from studies.finetune.arms import Arm
 from studies.multi_clip.motions import PRIVATE, PUBLIC, Motions, write_motions
-from tacit.data import Texts, VideoClips, clips_as_units, shifts, sst2
-from tacit.data.records import Records
-from tacit.data.tabled import Table
-from tacit.finetune.language import NextToken
-from tacit.finetune.tasks import Classes, Labels, Task
+from tacit.data import Records, TensorRecords, Texts, VideoClips, clips_as_units, shifts, sst2
+from tacit.finetune import Classes, Labels, NextToken, Task
 from tacit.models import tokenizer_of
 
 Split = Literal["private", "tuning", "held_out", "test"]
@@ -81,7 +78,7 @@ class Data:
             return _texts(self, split)
         inputs, labels = _rows(self, split)
         augmented = arm.augment > 1 and split in ("private", "tuning")
-        return Table(inputs, labels, augment=arm.augment if augmented else None)
+        return TensorRecords(inputs, labels, augment=arm.augment if augmented else None)
 
     def under_shifts(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Test rows under each shift; empty if none were asked for."""

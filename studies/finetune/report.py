@@ -9,10 +9,7 @@ from typing import Literal
 from studies.finetune.arms import Arm, label_of
 from studies.finetune.study import Result
 from studies.render import band, seeds
-from tacit.report import plots
-from tacit.report.page import Picture, Section
-from tacit.report.tables import Cell, Column, Table
-from tacit.report.write import Findings
+from tacit.report import Cell, Column, Findings, Picture, Section, Table, plots
 
 
 def render(result: Result) -> Findings:

@@ -12,20 +12,23 @@ from torch import nn
 from studies.grids import combinations
 from studies.linear_scaling.data import Task
 from tacit.finetune import DPGD, DPSGD, Optimiser
-from tacit.privacy import Budget, Ledger, Neighbours, Receipt, epsilon_of, noise_multiplier
-from tacit.privacy.events import DpEvent
-from tacit.tune.baselines import random_search
-from tacit.tune.finetuning import Finetuning
-from tacit.tune.line import Axis
-from tacit.tune.linear import Draw, linear_scaling
-from tacit.tune.plan import SHAVE, plan
-from tacit.tune.repeat import repeat_and_select
-from tacit.tune.search import Tuned
-from tacit.tune.space import Hyperparameters, Space, Way
-from tacit.tune.subset import subset_search
-from tacit.tune.wosm import adam_without_second_moment, dpgd_wosm
+from tacit.privacy import Budget, Ledger, Neighbours, Receipt, epsilon_of, events, noise_multiplier
+from tacit.tune import (
+    Finetuning,
+    Hyperparameters,
+    Space,
+    Tuned,
+    adam_without_second_moment,
+    dpgd_wosm,
+    linear_scaling,
+    plan,
+    random_search,
+    repeat_and_select,
+    subset_search,
+)
 
 SUBJECT = "rows"
+SHAVE = 1 - 1e-9  # of a run that has the whole budget, so that no rounding goes over it
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
@@ -76,7 +79,7 @@ class Probe(Finetuning):
         self.accounting = training.accounting
         self.count = Count()
 
-    def event(self, hyperparameters: Hyperparameters, mu: float, neighbours: Neighbours) -> DpEvent:
+    def event(self, hyperparameters: Hyperparameters, mu: float, neighbours: Neighbours) -> events.DpEvent:
         if self.accounting == "pld":
             return super().event(hyperparameters, mu, neighbours)
         budget = Budget(epsilon_of(mu, self.delta), self.delta)
@@ -125,9 +128,9 @@ class LinearScaling:
     trials: int = 3
     sweeps: tuple[float, ...] = (0.1, 0.2)
     degree: int = 1
-    axis: Axis = "epsilon"
-    way: Way = "balanced"
-    draw: Draw = "following"
+    axis: Literal["epsilon", "mu"] = "epsilon"
+    way: Literal["balanced", "steps", "sampled"] = "balanced"
+    draw: Literal["following", "stratified", "uniform", "independent"] = "following"
     measure: Literal["loss", "accuracy"] = "loss"
     precision: float = 0.01
 

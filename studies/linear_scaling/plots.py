@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from tacit.report import look
-from tacit.report.look import WIDTH
 
 Grid = Mapping[tuple[float, int], float]  # accuracy by (learning rate, steps)
 _DARK, _LIGHT = "#15181d", "#ffffff"  # of numbers in a heat map, whatever the page's colours are
@@ -39,7 +38,7 @@ def heat_maps(panels: Mapping[str, Grid], *, label: str = "accuracy (%)") -> Fig
         raise ValueError("A heat map needs at least one point.")
     rates = len({lr for grid in panels.values() for lr, _ in grid})
     with look.styled():
-        figure = look.figure(WIDTH, 0.34 * rates + 1.1)
+        figure = look.figure(look.WIDTH, 0.34 * rates + 1.1)
         for place, (name, grid) in enumerate(panels.items()):
             axes = figure.add_subplot(1, len(panels), place + 1)
             _heat(axes, grid)
@@ -81,7 +80,7 @@ def lines(
     across = min(len(panels), 2)
     down = math.ceil(len(panels) / across)
     with look.styled():
-        figure = look.figure(WIDTH, 3.1 * down)
+        figure = look.figure(look.WIDTH, 3.1 * down)
         for place, (name, fits) in enumerate(panels.items()):
             axes = figure.add_subplot(down, across, place + 1)
             for number, fit in enumerate(fits):
@@ -110,7 +109,7 @@ def gaps(panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]) -> F
     across = min(len(panels), 2)
     down = math.ceil(len(panels) / across)
     with look.styled():
-        figure = look.figure(WIDTH, 2.9 * down + 0.3)
+        figure = look.figure(look.WIDTH, 2.9 * down + 0.3)
         for place, (name, series) in enumerate(panels.items()):
             axes = figure.add_subplot(down, across, place + 1)
             for number, (epsilon, points) in enumerate(series.items()):

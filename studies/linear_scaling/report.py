@@ -10,9 +10,7 @@ from studies.linear_scaling import plots
 from studies.linear_scaling.methods import Method
 from studies.linear_scaling.study import Outcome, Result
 from studies.render import cell
-from tacit.report.page import Picture, Section
-from tacit.report.tables import Cell, Column, Table
-from tacit.report.write import Findings
+from tacit.report import Cell, Column, Findings, Picture, Section, Table
 
 
 def render(result: Result) -> Findings:

@@ -16,9 +16,8 @@ from studies.linear_scaling.methods import Given, Method, Oracle, Point, Probe
 from studies.render import spread
 from tacit.privacy import Budget, Ledger, epsilon_of
 from tacit.recipes import Progress, fingerprint
-from tacit.report.tables import Spread
-from tacit.tune.linear import Scaled
-from tacit.tune.space import Space
+from tacit.report import Spread
+from tacit.tune import Scaled, Space
 
 FORMAT = 2  # of a cell's file; raised when the same recipe would give other numbers
 _GRID_SEED = -1  # of the oracle's look at every point; its repeats are -2, -3, ...

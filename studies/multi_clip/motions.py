@@ -19,11 +19,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tacit.data.cache import Pixels
-from tacit.data.fashion_mnist import Split, fashion_mnist
-from tacit.data.video_files import pyav
+from tacit.data import Split, fashion_mnist
 
 Track = NDArray[np.float64]
+Pixels = NDArray[np.uint8]  # frames x height x width
 PUBLIC = ("left", "up", "up-right", "down-left", "clockwise", "zigzag", "grow", "blink")
 PRIVATE = ("right", "down", "up-left", "down-right", "counterclockwise", "bounce", "shrink", "spin")
 MANIFEST = "manifest.json"
@@ -238,7 +237,8 @@ def _around(distance: Track, size: int) -> Track:
 
 
 def _write(file: Path, film: Pixels) -> None:
-    av = pyav()
+    import av  # only this study needs it
+
     with av.open(str(file), "w") as container:
         # MPEG-4 part 2 is FFmpeg's own: it is in every build, and every build writes the same pictures
         stream = container.add_stream("mpeg4", rate=25, options={"qmin": "2", "qmax": "3", "threads": "1"})

@@ -29,8 +29,7 @@ from torch.nn.functional import interpolate
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from studies.prepare.unpack_cifar import unpack
-from tacit.data.arrays import read_images
-from tacit.data.shifts import TEST, corrupt
+from tacit.data import read_images, shifts
 
 SHIFTED, SEVERITY = 2_000, 3
 AT_ONCE = 16
@@ -98,7 +97,7 @@ def by_split(net: Features, splits: dict[str, tuple[Tensor, Tensor]]) -> Arrays:
 
 
 def by_shift(net: Features, images: Tensor, labels: Tensor) -> Arrays:
-    arrays = {name: features(net, corrupt(images, name, SEVERITY, seed=0)) for name in TEST}
+    arrays = {name: features(net, shifts.corrupt(images, name, SEVERITY, seed=0)) for name in shifts.TEST}
     return arrays | {"labels": labels.numpy()}
 
 

@@ -17,7 +17,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from tacit import data
 from tacit.finetune import NextToken
-from tacit.finetune.fit import loss_of
 
 WORDS, LONGEST, BATCH = 2000, 48, 64
 
@@ -33,16 +32,16 @@ def tokenizer_for(texts: list[str]) -> PreTrainedTokenizerFast:
 
 def pretrain(model: GPT2LMHeadModel, texts: data.Texts, epochs: int) -> None:
     """AdamW over batches of texts of about the same length."""
-    loss = loss_of(NextToken(WORDS))
+    task = NextToken(WORDS)
     steps = epochs * (len(texts) // BATCH)
     optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=2e-3, total_steps=steps)
     generator = torch.Generator().manual_seed(0)
     for step in range(steps):
         rows = texts.rows(torch.randint(len(texts), (BATCH,), generator=generator), None)
-        value = loss(model, (rows.inputs, rows.labels)).mean()
+        value = task.loss(model(**rows.inputs).logits, rows.labels).mean()
         optimiser.zero_grad()
-        value.backward()
+        value.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         schedule.step()
         if step % 100 == 0:

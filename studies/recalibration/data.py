@@ -10,9 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from tacit.calibrate.files import read_outputs
-from tacit.data import fashion_mnist, shifts
-from tacit.data.fashion_mnist import Split
+from tacit.calibrate import read_outputs
+from tacit.data import Split, fashion_mnist, shifts
 from tacit.models import embedded
 from tacit.recipes import Progress, fingerprint
 

@@ -7,8 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from tacit.calibrate.methods import ECET, NLLT, AccT, Method, Setting
-from tacit.calibrate.search import Ask, Outcome, Search
+from tacit.calibrate import ECET, NLLT, AccT, Ask, Method, Outcome, Search, Setting
 
 _GOALS: dict[str, AccT | NLLT | ECET] = {"gap": AccT(), "nll": NLLT(), "ece": ECET()}
 

@@ -8,12 +8,9 @@ from collections.abc import Sequence
 
 from studies.recalibration.data import CLEAN
 from studies.recalibration.study import PAPER, Cell, Result, Sweep
-from tacit.calibrate.measures import Reliability
-from tacit.report import plots
-from tacit.report.page import Picture, Section
-from tacit.report.tables import Cell as TableCell
-from tacit.report.tables import Column, Table
-from tacit.report.write import Findings
+from tacit.calibrate import Reliability
+from tacit.report import Cell as TableCell
+from tacit.report import Column, Findings, Picture, Section, Table, plots
 
 NAMES = {
     "nothing": "no recalibration",

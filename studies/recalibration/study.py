@@ -20,9 +20,7 @@ from studies import store
 from studies.grids import combinations
 from studies.recalibration.data import DataSet, OutputsFile, Shifted, from_file, shifted
 from studies.recalibration.grid_search import GridSearch
-from tacit.calibrate.measures import Reliability, reliability
-from tacit.calibrate.methods import METHODS, Method, Setting
-from tacit.calibrate.simulation import Simulation, Trials
+from tacit.calibrate import METHODS, Method, Reliability, Setting, Simulation, Trials, reliability
 from tacit.privacy import Budget, Neighbours
 from tacit.recipes import Progress, fingerprint, nearest
 

@@ -4,9 +4,10 @@ from tacit.adapt.adapter import Adapter, Options
 from tacit.adapt.fisher import Fisher, fisher
 from tacit.adapt.follow import Scores, follow
 from tacit.adapt.forms import DP, Clip, Privacy
-from tacit.adapt.makers import COME, EATA, SAR, DeYO, Tent
+from tacit.adapt.makers import COME, EATA, SAR, DeYO, Tent, come, deyo, eata, sar, tent
 from tacit.adapt.methods import Certain, Filter, Method, Structured, Unusual
 from tacit.adapt.saving import close_adapter, resume_adapter, save_adapter
+from tacit.adapt.steps import Curator
 from tacit.adapt.uncertainty import entropy, opinion, opinion_as_printed
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Adapter",
     "Certain",
     "Clip",
+    "Curator",
     "DeYO",
     "Filter",
     "Fisher",
@@ -28,11 +30,16 @@ __all__ = [
     "Tent",
     "Unusual",
     "close_adapter",
+    "come",
+    "deyo",
+    "eata",
     "entropy",
     "fisher",
     "follow",
     "opinion",
     "opinion_as_printed",
     "resume_adapter",
+    "sar",
     "save_adapter",
+    "tent",
 ]

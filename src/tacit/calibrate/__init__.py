@@ -3,6 +3,7 @@
 from tacit.calibrate.answers import Refused
 from tacit.calibrate.calibrated import Calibrated, Result
 from tacit.calibrate.calibrator import Calibrator, Plan
+from tacit.calibrate.files import read_outputs
 from tacit.calibrate.measures import Reliability, adaptive_ece, brier, classwise_ece, ece, nll, reliability
 from tacit.calibrate.methods import (
     ECET,
@@ -17,6 +18,7 @@ from tacit.calibrate.methods import (
     SignedGap,
 )
 from tacit.calibrate.queries import Answer, Price, Query
+from tacit.calibrate.search import Ask, Outcome, Search
 from tacit.calibrate.simulation import Forecast, Simulation, Trials, forecast, simulate
 from tacit.calibrate.source import Source, Terms
 from tacit.calibrate.statistics import BinGaps, Count, Gap, GapSlope, Histogram, Loss, Statistic
@@ -28,6 +30,7 @@ __all__ = [
     "NLLT",
     "AccT",
     "Answer",
+    "Ask",
     "BinGaps",
     "Calibrated",
     "CalibrationError",
@@ -43,6 +46,7 @@ __all__ = [
     "Method",
     "Nothing",
     "OneSource",
+    "Outcome",
     "Plan",
     "Price",
     "Query",
@@ -50,6 +54,7 @@ __all__ = [
     "Refused",
     "Reliability",
     "Result",
+    "Search",
     "Setting",
     "SignedGap",
     "Simulation",
@@ -64,6 +69,7 @@ __all__ = [
     "ece",
     "forecast",
     "nll",
+    "read_outputs",
     "reliability",
     "simulate",
 ]

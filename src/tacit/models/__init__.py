@@ -11,6 +11,7 @@ from tacit.models.initialise import scratch
 from tacit.models.loading import Loaded, freeze_statistics, load
 from tacit.models.lora import insert_lora, lora_of, merge_lora
 from tacit.models.resnet import ResNet
+from tacit.models.saved import load_net, save_net
 from tacit.models.selection import SCHEMES, normalisers, select, trainable
 from tacit.models.texts import TextClassifier, text, tokenizer_of
 from tacit.models.video import VideoNet
@@ -35,9 +36,11 @@ __all__ = [
     "insert_adapters",
     "insert_lora",
     "load",
+    "load_net",
     "lora_of",
     "merge_lora",
     "normalisers",
+    "save_net",
     "scratch",
     "select",
     "text",

@@ -4,7 +4,7 @@ from tacit.pretrain.augment import Augment
 from tacit.pretrain.fit import fit
 from tacit.pretrain.plan import Perturbation, Recipe, Training
 from tacit.pretrain.robust import Robust
-from tacit.pretrain.robustness import Noisy, Rho, Robustness, rho, robust_accuracy, robustness
+from tacit.pretrain.robustness import Noisy, Rho, Robustness, accuracy, rho, robust_accuracy, robustness, under_noise
 
 __all__ = [
     "Augment",
@@ -15,8 +15,10 @@ __all__ = [
     "Robust",
     "Robustness",
     "Training",
+    "accuracy",
     "fit",
     "rho",
     "robust_accuracy",
     "robustness",
+    "under_noise",
 ]

@@ -1,1 +1,24 @@
-"""What a run leaves behind for people: tables, plots, one page and the privacy card."""
+"""What a run leaves behind for people: tables, plots, one page and the privacy card.
+
+The modules `tacit.report.plots` and `tacit.report.look` draw figures; they load matplotlib.
+"""
+
+from tacit.report.ledger import Book
+from tacit.report.page import Picture, Section
+from tacit.report.runs import carry_out, show
+from tacit.report.tables import Cell, Column, Spread, Table
+from tacit.report.write import Findings, write_run
+
+__all__ = [
+    "Book",
+    "Cell",
+    "Column",
+    "Findings",
+    "Picture",
+    "Section",
+    "Spread",
+    "Table",
+    "carry_out",
+    "show",
+    "write_run",
+]

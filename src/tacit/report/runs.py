@@ -48,7 +48,7 @@ def carry_out(
     except BaseException:
         write.discard(made)
         raise
-    return findings, facts
+    return findings, write.plain(facts)
 
 
 def show(findings: Findings, facts: Mapping[str, Any], out: Path) -> None:

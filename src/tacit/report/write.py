@@ -17,7 +17,6 @@ from tacit import __version__
 from tacit.privacy import Ledger
 from tacit.report.card import CARD, FACTS, FEW, NEVER_COVERED, REPORT, card
 from tacit.report.ledger import Book, alike, heads, number, overall, overview
-from tacit.report.look import png
 from tacit.report.page import Banner, Picture, Section, page
 from tacit.report.tables import Table
 
@@ -100,6 +99,8 @@ def write_run(
 
 def write_pictures(out: Path, sections: Sequence[Section]) -> list[Path]:
     """Every figure of the report as a file of its own, for slides and papers: picture-1.png, picture-2.png, ..."""
+    from tacit.report.look import png  # matplotlib is slow to load
+
     figures = [figure for section in sections for figure in section.figures]
     paths = []
     for place, figure in enumerate(figures, 1):
