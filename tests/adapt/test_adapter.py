@@ -51,7 +51,7 @@ def test_predictions_are_those_of_before(make: Callable[..., Adapter], form: str
         if step == 2:
             batch[1] = math.nan
         before = copy.deepcopy(adapter.model)
-        found = adapter(batch, units=None if step == 0 else units + step)
+        found = adapter(batch, unit_ids=None if step == 0 else units + step)
         torch.testing.assert_close(found, before(batch.nan_to_num(0)).detach())
         assert not found.requires_grad
         assert found.is_leaf
@@ -79,9 +79,9 @@ def test_who_drops_out_does_not_show_in_anybody_elses_prediction(make: Callable[
         broken[2] = math.nan
         late = units + 10 * step
         late[2] = 0 if step else 2  # has been here
-        plain = adapters[0](batch, units=units + 10 * step)
-        bad = adapters[1](broken, units=units + 10 * step)
-        twice = adapters[2](batch, units=late)
+        plain = adapters[0](batch, unit_ids=units + 10 * step)
+        bad = adapters[1](broken, unit_ids=units + 10 * step)
+        twice = adapters[2](batch, unit_ids=late)
         others = units != 2
         assert torch.equal(plain[others], bad[others])
         assert torch.equal(plain, twice)
@@ -242,10 +242,10 @@ def test_a_bad_first_batch_changes_nothing(case: str, form: Any) -> None:
 def test_a_bad_later_batch_changes_nothing(batch: Any) -> None:
     ledger = Ledger("sqlite://")
     adapter = made(Tent, DP(5.0, clip=CLIP), ledger=ledger)
-    adapter(images(2), units=torch.tensor([1, 2]))
+    adapter(images(2), unit_ids=torch.tensor([1, 2]))
     before, entries, seen = snapshot(adapter.model), len(ledger.entries()), dict(adapter.attendance._seen)
     with pytest.raises(ValueError, match=r"keep to one kind|split the batch|float tensor"):
-        adapter(batch, units=torch.arange(len(batch)) + 5)
+        adapter(batch, unit_ids=torch.arange(len(batch)) + 5)
     assert unchanged(adapter.model, before)
     assert len(ledger.entries()) == entries
     assert (adapter.steps, adapter.attendance._seen) == (1, seen)
@@ -324,7 +324,7 @@ def test_a_budget_that_is_not_there() -> None:
     before = snapshot(adapter.model)
     for _ in range(2):
         with pytest.raises(BudgetExceeded, match="cannot afford"):
-            adapter(images(ROWS), units=torch.arange(ROWS))
+            adapter(images(ROWS), unit_ids=torch.arange(ROWS))
     assert unchanged(adapter.model, before)
     assert [e.kind for e in ledger.entries()] == ["subject"]
     assert adapter.steps == 0
@@ -523,7 +523,7 @@ def test_what_is_charged_is_the_budget_once(form: DP) -> None:
     assert adapter.guarantee is not None
     assert adapter.guarantee.epsilon == 0
     for step in range(5):
-        adapter(images(ROWS, seed=step))
+        adapter(images(ROWS, seed=step), unit_ids=torch.arange(ROWS) + ROWS * step)
     factor = 1 if form.neighbours is Neighbours.ZERO_OUT else 2
     (charge,) = [e for e in ledger.entries() if e.kind == "charge"]
     event = charge.body["event"]
@@ -575,9 +575,8 @@ def test_without_a_ledger_it_says_so() -> None:
 def test_a_subject_without_fixed_places_is_refused() -> None:
     ledger = Ledger("sqlite://")
     ledger.subject("people", Budget(9.0, 1e-6), neighbours=Neighbours.ADD_REMOVE)
-    adapter = made(Tent, DP(3.0, clip=CLIP), ledger=ledger, subject="people")
-    with pytest.raises(Exception, match="replace-one or zero-out"):
-        adapter(images(2))
+    with pytest.raises(ValueError, match="under add-remove, and this stream to a sample under replace-one"):
+        made(Tent, DP(3.0, clip=CLIP), ledger=ledger, subject="people")
     assert [e.kind for e in ledger.entries()] == ["subject"]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tacit.adapt import DP, Adapter, Tent
 from tacit.adapt.attendance import Attendance
-from tacit.privacy import Ledger
+from tacit.privacy import Ledger, Neighbours
 
 ROWS, CLIP = 6, 0.3
 
@@ -143,7 +143,7 @@ def test_beyond_k_a_unit_gets_predictions_and_contributes_nothing() -> None:
         before = adapter.model(batch).detach()
         rows = [i for i, unit in enumerate(units) if unit in taking]
         expected = clipped_sum(adapter, batch[rows], [units[i] for i in rows])
-        torch.testing.assert_close(adapter(batch, units=torch.tensor(units)), before)
+        torch.testing.assert_close(adapter(batch, unit_ids=torch.tensor(units)), before)
         assert apart(curator.sums[-1], expected) <= 1e-6 * CLIP * ROWS
         assert adapter.steps == step + 1
     assert norm_of(curator.sums[3]) == 0
@@ -152,9 +152,9 @@ def test_beyond_k_a_unit_gets_predictions_and_contributes_nothing() -> None:
 def test_where_nobody_takes_part_noise_is_released_all_the_same() -> None:
     """Otherwise the silence would tell who came."""
     adapter, curator = make(DP(10.0, clip=CLIP))
-    adapter(images(ROWS), units=torch.arange(ROWS))
+    adapter(images(ROWS), unit_ids=torch.arange(ROWS))
     before = [p.detach().clone() for p in adapter.parameters.values()]
-    adapter(images(ROWS), units=torch.arange(ROWS))
+    adapter(images(ROWS), unit_ids=torch.arange(ROWS))
     assert norm_of(curator.sums[-1]) == 0
     assert adapter.stream is not None
     assert adapter.stream.steps == 2
@@ -167,33 +167,33 @@ def test_rows_that_are_not_finite_leave_their_unit() -> None:
     batch = images(ROWS)
     expected = clipped_sum(adapter, batch[[0, 3]], [1, 2])
     batch[1], batch[2], batch[4:] = float("nan"), float("inf"), float("nan")
-    adapter(batch, units=torch.tensor([1, 1, 1, 2, 3, 3]))
+    adapter(batch, unit_ids=torch.tensor([1, 1, 1, 2, 3, 3]))
     assert apart(curator.sums[-1], expected) <= 1e-6 * CLIP
-    adapter(images(ROWS), units=torch.tensor([3] * ROWS))
+    adapter(images(ROWS), unit_ids=torch.tensor([3] * ROWS))
     assert norm_of(curator.sums[-1]) == 0
 
 
 def test_what_a_reset_does_not_forget() -> None:
     adapter, curator = make(DP(10.0, clip=CLIP))
-    adapter(images(ROWS), units=torch.arange(ROWS))
+    adapter(images(ROWS), unit_ids=torch.arange(ROWS))
     adapter.reset()
-    adapter(images(ROWS), units=torch.arange(ROWS))
+    adapter(images(ROWS), unit_ids=torch.arange(ROWS))
     assert norm_of(curator.sums[-1]) == 0
 
 
 def test_a_step_that_fails_before_its_release_may_be_tried_again() -> None:
     adapter, curator = make(DP(10.0, clip=CLIP))
     units, batch = torch.arange(ROWS), images(ROWS)
-    adapter(batch[:1], units=units[:1] + 100)
+    adapter(batch[:1], unit_ids=units[:1] + 100)
     failing = adapter.model.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory")))
     with pytest.raises(RuntimeError, match="out of memory"):
-        adapter(batch, units=units)
+        adapter(batch, unit_ids=units)
     failing.remove()
     assert adapter.steps == 1
     expected = clipped_sum(adapter, batch, units.tolist())
-    adapter(batch, units=units)
+    adapter(batch, unit_ids=units)
     assert apart(curator.sums[-1], expected) <= 1e-6 * CLIP * ROWS
-    adapter(batch, units=units)
+    adapter(batch, unit_ids=units)
     assert norm_of(curator.sums[-1]) == 0
 
 
@@ -201,7 +201,7 @@ def test_a_step_that_fails_after_its_release_has_happened() -> None:
     """The noise is used and the people have been there: the same batch again contributes nothing."""
     adapter, curator = make(DP(10.0, clip=CLIP))
     units, batch = torch.arange(ROWS), images(ROWS)
-    adapter(batch[:1], units=units[:1] + 100)
+    adapter(batch[:1], unit_ids=units[:1] + 100)
     assert adapter.stream is not None
     release = adapter.stream.release
 
@@ -211,48 +211,48 @@ def test_a_step_that_fails_after_its_release_has_happened() -> None:
 
     adapter.stream.release = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        adapter(batch, units=units)
+        adapter(batch, unit_ids=units)
     adapter.stream.release = release  # type: ignore[method-assign]
     assert adapter.steps == 2 == adapter.stream.steps
-    adapter(batch, units=units)
+    adapter(batch, unit_ids=units)
     assert norm_of(curator.sums[-1]) == 0
 
 
 def test_a_lease_that_is_refused_counts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     adapter, curator = make(DP(10.0, clip=CLIP), lease=1)
     units, batch = torch.arange(ROWS), images(ROWS)
-    adapter(batch[:1], units=units[:1] + 100)
+    adapter(batch[:1], unit_ids=units[:1] + 100)
     assert adapter.stream is not None
     with monkeypatch.context() as patch:
         patch.setattr(adapter.stream, "lease", lambda: (_ for _ in ()).throw(OSError("disk full")))
         with pytest.raises(OSError, match="disk full"):
-            adapter(batch, units=units)
-    adapter(batch, units=units)
+            adapter(batch, unit_ids=units)
+    adapter(batch, unit_ids=units)
     assert norm_of(curator.sums[-1]) > 0
 
 
 def test_the_card_says_what_was_enforced() -> None:
     said = "assumes one row per person"
     adapter, _ = make(DP(10.0, clip=CLIP))
-    adapter(images(2), units=torch.tensor([1, 2]))
+    adapter(images(2), unit_ids=torch.tensor([1, 2]))
     assert not any(said in line for line in adapter.assumptions)
     adapter(images(2))  # one batch without units, and it is an assumption for the whole stream
     assert any(said in line for line in adapter.assumptions)
-    adapter(images(2), units=torch.tensor([3, 4]))
+    adapter(images(2), unit_ids=torch.tensor([3, 4]))
     assert any(said in line for line in adapter.assumptions)
     late, _ = make(DP(10.0, clip=CLIP, contributions=3))
     late(images(2))
-    late(images(2), units=torch.tensor([3, 4]))
+    late(images(2), unit_ids=torch.tensor([3, 4]))
     assert any("assumes rows in at most 3 steps per person" in line for line in late.assumptions)
 
 
 @pytest.mark.parametrize(
-    "units", [torch.rand(4), torch.arange(3), torch.zeros(4, 1).long(), torch.ones(4).bool(), ["a"] * 4, "abcd"]
+    "units", [torch.rand(4), torch.arange(3), torch.zeros(4, 1).long(), torch.ones(4).bool(), ["a", 1] * 2, "abcd"]
 )
 def test_units_are_one_integer_per_row(units: Any) -> None:
     adapter, _ = make(DP(10.0, clip=CLIP))
-    with pytest.raises(ValueError, match="units are one integer per row"):
-        adapter(images(4), units=units)
+    with pytest.raises(ValueError, match="unit_ids are one integer or string per row"):
+        adapter(images(4), unit_ids=units)
     assert adapter.stream is not None
     assert adapter.stream.receipt is None
     assert not adapter.attendance.anyone
@@ -260,7 +260,7 @@ def test_units_are_one_integer_per_row(units: Any) -> None:
 
 def test_units_may_be_a_list() -> None:
     adapter, curator = make(DP(10.0, clip=CLIP))
-    adapter(images(4), units=[1, 1, 2, 2])  # type: ignore[arg-type]
+    adapter(images(4), unit_ids=[1, 1, 2, 2])  # type: ignore[arg-type]
     assert curator.told[0].private.norms.numel() == 2
 
 
@@ -274,3 +274,72 @@ def test_a_full_disk_stops_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             admitted(attendance, [123, 456], 0)
     assert not any(admitted(attendance, [123], 0))  # glued to the broken line: nobody is let in by mistake
     assert admitted(attendance, [789], 1) == [True]
+
+
+# Whom the stream promises something to
+
+
+def charges(ledger: Ledger) -> int:
+    return sum(entry.kind == "charge" for entry in ledger.entries())
+
+
+def test_a_named_unit_needs_ids_with_every_batch() -> None:
+    ledger = Ledger("sqlite://")
+    adapter, _ = make(DP(10.0, clip=CLIP, contributions=3), unit="patient", ledger=ledger)
+    with pytest.raises(ValueError, match=r"promises something to a patient.*give unit_ids="):
+        adapter(images(ROWS))
+    assert charges(ledger) == 0
+    adapter(images(ROWS), unit_ids=torch.arange(ROWS))
+    before = [p.detach().clone() for p in adapter.parameters.values()]
+    with pytest.raises(ValueError, match="give unit_ids="):
+        adapter(images(ROWS))
+    assert all(torch.equal(a, b) for a, b in zip(before, adapter.parameters.values(), strict=True))
+    assert (charges(ledger), adapter.steps) == (1, 1)
+    rows, _ = make(DP(10.0, clip=CLIP))
+    rows(images(ROWS))
+    assert "assumes one row per person: not every batch came with unit_ids, so it was not enforced" in rows.assumptions
+
+
+@pytest.mark.parametrize(
+    ("terms", "said"),
+    [
+        ({"unit": "patient", "neighbours": "replace-one"}, "to a patient under replace-one"),
+        ({"neighbours": "zero-out"}, "to a sample under zero-out"),
+        ({}, "to a sample under add-remove"),
+    ],
+)
+def test_a_subject_of_other_terms_does_not_pay(terms: dict[str, str], said: str) -> None:
+    form, ledger = DP(10.0, clip=CLIP), Ledger("sqlite://")
+    ledger.subject("people", form.budget, **terms)  # type: ignore[arg-type]
+    before = ledger.entries()
+    with pytest.raises(ValueError, match=f"The subject people promises something {said}.*must agree"):
+        make(form, ledger=ledger, subject="people")
+    assert ledger.entries() == before
+
+
+def test_ids_may_be_strings() -> None:
+    form = DP(10.0, clip=CLIP, contributions=2)
+    (one, first), (other, second) = make(form, unit="user"), make(form, unit="user")
+    names = ["ann", "ann", "bob", "eve", "bob", "eve"]
+    for step in range(3):
+        batch = images(ROWS, seed=step)
+        one(batch, unit_ids=names)
+        other(batch, unit_ids=torch.tensor([0, 0, 1, 2, 1, 2]))
+        assert apart(first.sums[-1], second.sums[-1]) < 1e-12  # they are added in another order
+    assert norm_of(first.sums[-1]) == 0  # everybody was here twice
+
+
+def test_the_card_says_what_a_replacement_must_bring() -> None:
+    said = "a user that takes another's place brings an id that nobody else has"
+    for form, there in ((DP(9.0, clip=CLIP), True), (DP(9.0, clip=CLIP, neighbours=Neighbours.ZERO_OUT), False)):
+        adapter, _ = make(form, unit="user")
+        adapter(images(ROWS), unit_ids=range(ROWS))
+        assert (said in adapter.assumptions) is there
+
+
+def test_the_earlier_name_of_the_argument_warns() -> None:
+    adapter, _ = make(DP(10.0, clip=CLIP))
+    with pytest.warns(DeprecationWarning, match="units= is now called unit_ids="):
+        adapter(images(ROWS), units=torch.arange(ROWS))
+    with pytest.raises(ValueError, match="Say unit_ids= alone"):
+        adapter(images(ROWS), units=torch.arange(ROWS), unit_ids=torch.arange(ROWS))

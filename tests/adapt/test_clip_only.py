@@ -117,7 +117,7 @@ def test_sar_with_the_ascent_clipped_or_not(clipped: bool, units: list[int] | No
     mood = None
     for batch in BATCHES[:2]:
         expected = twin.model(batch).detach()
-        found = adapter(batch, units=None if units is None else torch.tensor(units))
+        found = adapter(batch, unit_ids=None if units is None else torch.tensor(units))
         torch.testing.assert_close(found, expected)  # of the parameters before, and not perturbed
         mean = sar_step(twin, batch, margin, clipped=clipped, units=units)
         if mean is not None:

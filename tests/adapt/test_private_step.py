@@ -195,7 +195,7 @@ def test_units_are_averaged_then_clipped() -> None:
     twin = slow(adapter, model, Loss(), CLIP)
     labels = [[30, 10, 30, 20, 10, 10], [7, 7, 7, 7, 7, 7], [-1, 5, 900, 5]]
     for release, (batch, units) in enumerate(zip(BATCHES, labels, strict=True)):
-        adapter(batch, units=torch.tensor(units))
+        adapter(batch, unit_ids=torch.tensor(units))
         twin.step(batch, noise_at(twin, release), units=units)
         assert_same(adapter, twin)
 
@@ -210,7 +210,7 @@ def test_microbatches_change_nothing(make: Callable[..., Adapter], microbatch: i
         whole, parts = private(make, net()), private(make, net(), microbatch=microbatch)
         for batch, shift in ((BATCHES[0], 0), (BATCHES[1], 100)):
             units = labels + shift if units_given else None
-            torch.testing.assert_close(whole(batch, units=units), parts(batch, units=units))
+            torch.testing.assert_close(whole(batch, unit_ids=units), parts(batch, unit_ids=units))
         for name, parameter in whole.parameters.items():
             torch.testing.assert_close(parameter, parts.parameters[name])
 

@@ -56,7 +56,7 @@ def fresh(folder: Path, make: Maker = Tent, form: DP | Clip | None = None, **mor
 
 def run(adapter: Adapter, first: int, last: int, units: bool = False) -> Adapter:
     for step in range(first, last):
-        adapter(batch(step), units=torch.arange(ROWS) + ROWS * (step // 2) if units else None)
+        adapter(batch(step), unit_ids=torch.arange(ROWS) + ROWS * (step // 2) if units else None)
     return adapter
 
 
@@ -182,10 +182,10 @@ def test_after_a_kill_it_goes_on_behind_the_lease(tmp_path: Path, draws: list[fl
     def killed() -> None:
         adapter = fresh(tmp_path, form=form)
         for step in range(3):
-            adapter(batch(step), units=units + 10 * step)
+            adapter(batch(step), unit_ids=units + 10 * step)
         save_adapter(adapter, tmp_path / "checkpoint")
         for step in range(3, 5):
-            adapter(batch(step), units=units + 10 * step)
+            adapter(batch(step), unit_ids=units + 10 * step)
         (tmp_path / "draws").write_text(json.dumps(draws))
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -202,9 +202,9 @@ def test_after_a_kill_it_goes_on_behind_the_lease(tmp_path: Path, draws: list[fl
     assert all(torch.equal(p, saved[f"parameter.{n}"]) for n, p in adapter.parameters.items())
     sums: list[dict[str, Tensor]] = []
     adapter._step.curator = lambda total: sums.append(dict(total.sum))  # type: ignore[attr-defined]
-    adapter(batch(7), units=units + 40)  # they came in a step that was lost with its process
+    adapter(batch(7), unit_ids=units + 40)  # they came in a step that was lost with its process
     assert norm_of(sums[-1]) == 0
-    adapter(batch(8), units=units + 80)
+    adapter(batch(8), unit_ids=units + 80)
     assert norm_of(sums[-1]) > 0
     assert not set(before) & set(draws)
     assert len(set(draws)) == 2

@@ -56,7 +56,7 @@ def sum_of(name: str, batch: Tensor, units: Tensor | None = None) -> dict[str, T
     if adapter.method.sharpness is not None:  # SAR as in the middle of a stream
         generator = torch.Generator().manual_seed(0)
         adapter.memory.last = {n: torch.randn(p.shape, generator=generator) for n, p in adapter.parameters.items()}
-    adapter(batch, units=units)
+    adapter(batch, unit_ids=units)
     assert curator.told[-1].bounds  # what the stream relies on
     return curator.sums.pop()
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, TypedDict
+import warnings
+from collections.abc import Sequence
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
 
-from tacit.adapt.attendance import Attendance
+from tacit.adapt.attendance import Attendance, numbered
 from tacit.adapt.forms import DP, Clip, Privacy
 from tacit.adapt.memory import Memory
 from tacit.adapt.methods import Method
@@ -16,7 +18,7 @@ from tacit.adapt.noise import NoisyStream, open_account
 from tacit.adapt.steps import Clipped, Curator, Gradient, Plain, Shared, Step
 from tacit.gradients import refuse_live_statistics
 from tacit.models import normalisers, select
-from tacit.privacy import Guarantee, Ledger, Unit
+from tacit.privacy import Guarantee, Ledger, Neighbours, Unit
 from tacit.privacy.events import check_count
 
 
@@ -43,14 +45,17 @@ class Adapter:
 
     `adapter(images)` returns the logits of the parameters from *before* this batch and then updates them.
 
-    Formal guarantee of the private form (`privacy=DP(...)`): unit, the stream's unit in the ledger (a row, or what
-    `units=` labels); neighbours, two streams of the same length and batch sizes that differ in one unit's rows
-    (replaced, or blanked under zero-out). Each step releases one sum of clipped gradients with Gaussian noise; a unit
-    takes part in at most `contributions` steps, so the sequence of all parameters is one Gaussian release of what is
-    charged before the first step (see `privacy.correlated` for correlated noise), however long the stream is. Filters
-    that read the past, SAR's second gradient and its reset are not there; what follows the noise reads only released
-    values. What a person is told about their own image depends on their own image: the guarantee covers everyone
-    else's.
+    `unit` says what a unit is. A row is a "sample"; anything else ("patient") needs `unit_ids` with every batch, and
+    is refused without.
+
+    Formal guarantee of the private form (`privacy=DP(...)`): unit, a row, or all rows with the same of the `unit_ids`;
+    neighbours, two streams of the same length and batch sizes that differ in one unit's rows (replaced by those of a
+    unit whose id nobody else has, or blanked under zero-out). Each step releases one sum of clipped gradients with
+    Gaussian noise; a unit takes part in at most `contributions` steps, so the sequence of all parameters is one
+    Gaussian release of what is charged before the first step (see `privacy.correlated` for correlated noise), however
+    long the stream is. Filters that read the past, SAR's second gradient and its reset are not there; what follows the
+    noise reads only released values. What a person is told about their own image depends on their own image: the
+    guarantee covers everyone else's.
     """
 
     def __init__(
@@ -101,7 +106,8 @@ class Adapter:
         self.attendance = Attendance(
             *((privacy.contributions, privacy.separation) if isinstance(privacy, DP) else (1 << 62, 1))
         )
-        self.told_units = False  # whether every batch came with units=
+        self.unit = Unit(unit)
+        self.told_units = False  # whether every batch came with unit_ids=
         self.steps = 0  # batches seen, or given up after a kill: the number of the next one
         self.optimise = {"kind": optimiser, "lr": lr, "momentum": momentum}
         self.optimiser = self._new_optimiser()
@@ -109,14 +115,22 @@ class Adapter:
         self.classes = classes
         self._step = self._make_step(microbatch, curator)
 
-    def __call__(self, images: Tensor, *, units: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, images: Tensor, *, unit_ids: Tensor | Sequence[int] | Sequence[str] | None = None, units: Any = None
+    ) -> Tensor:
         """Predict each image with the parameters as they are, then learn from the batch.
 
-        `units` (one integer per row) says whose each row is: the rows of a unit in a batch count as one, and a unit
-        beyond its `contributions` (or too soon) gets predictions and contributes nothing. So do rows with values that
-        are not finite; for their prediction such values count as zero.
+        `unit_ids` (one integer or string per row) says whose each row is: the rows of a unit in a batch count as one,
+        and a unit beyond its `contributions` (or too soon) gets predictions and contributes nothing. So do rows with
+        values that are not finite; for their prediction such values count as zero. `units` is an earlier name of
+        `unit_ids`, and warns.
         """
-        labels = self._check(images, units)
+        if units is not None:
+            if unit_ids is not None:
+                raise ValueError("Say unit_ids= alone: units= is its earlier name.")
+            warnings.warn("units= is now called unit_ids=.", DeprecationWarning, stacklevel=2)
+            unit_ids = units
+        labels = self._check(images, unit_ids)
         with torch.inference_mode(False):
             images = images.clone() if images.is_inference() else images.detach()
             if len(images) == 0:
@@ -152,7 +166,9 @@ class Adapter:
         times = "one row" if self.privacy.contributions == 1 else f"rows in at most {self.privacy.contributions} steps"
         said = ["arrival times, batch sizes and the length of the stream are public"]
         if not self.told_units:
-            said.append(f"assumes {times} per person: not every batch came with units, so it was not enforced")
+            said.append(f"assumes {times} per person: not every batch came with unit_ids, so it was not enforced")
+        elif self.privacy.neighbours is Neighbours.REPLACE_ONE:
+            said.append(f"a {self.unit} that takes another's place brings an id that nobody else has")
         if not self.stream.account.ledger.durable:
             said.append("the ledger is in memory (not durable): it stops no second run on the same people")
         if self.stream.seeded:
@@ -200,7 +216,7 @@ class Adapter:
         self.optimiser = self._new_optimiser()
         self.memory.forget()
 
-    def _check(self, images: Tensor, units: Tensor | None) -> Tensor | None:
+    def _check(self, images: Tensor, unit_ids: Any) -> Tensor | None:
         """Everything that can be wrong with a batch, before anything is charged or changed."""
         if not isinstance(images, Tensor) or not images.is_floating_point() or images.dim() < 2:
             found = f"{images.dtype} of shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images)
@@ -212,15 +228,14 @@ class Adapter:
         if self._kind is not None and kind != self._kind:
             told, known = (f"{tuple(shape)}, {dtype} on {device}" for shape, dtype, device in (kind, self._kind))
             raise ValueError(f"Images of shape {told}, in a stream of {known}: keep to one kind.")
-        if units is None:
-            return None
-        try:
-            labels = torch.as_tensor(units).cpu()
-        except (TypeError, ValueError, RuntimeError):
-            labels = torch.empty(0)
-        if labels.shape != (len(images),) or labels.is_floating_point() or labels.dtype == torch.bool:
-            raise ValueError(f"units are one integer per row: {len(images)} of them, in one dimension.")
-        return labels
+        if unit_ids is not None:
+            return numbered(unit_ids, len(images))
+        if self.stream is not None and self.unit != Unit.SAMPLE:
+            raise ValueError(
+                f"This stream promises something to a {self.unit}, and nothing says whose each row is: give unit_ids= "
+                "with every batch, one integer or string per row."
+            )
+        return None
 
     def _prepare(self, images: Tensor) -> None:
         """Once, on a blank row like those of the first batch: does the model take it, and can the form be kept?"""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,6 +95,22 @@ class Attendance:
         complete = new[: new.rfind(b"\n") + 1]
         self._read += len(complete)
         return complete.decode().splitlines(keepends=True)
+
+
+def numbered(ids: Any, rows: int) -> Tensor:
+    """One integer per row: integers as they are, strings by a hash of 63 bits.
+
+    Two strings with the same hash would be one unit: both would be protected together, and nothing is lost but a step.
+    """
+    try:
+        if not isinstance(ids, Tensor | str) and len(ids) and all(isinstance(each, str) for each in ids):
+            ids = [int.from_bytes(blake2b(each.encode(), digest_size=8).digest(), "big") >> 1 for each in ids]
+        labels = torch.as_tensor(ids).cpu()
+    except (TypeError, ValueError, RuntimeError):
+        labels = torch.empty(0)
+    if labels.shape != (rows,) or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise ValueError(f"unit_ids are one integer or string per row: {rows} of them, in one dimension.")
+    return labels.long()
 
 
 def _line(step: int, units: Iterable[int]) -> str:

@@ -31,7 +31,10 @@ class Account:
 def open_account(
     form: DP, ledger: Ledger | None, subject: str | None, *, unit: Unit | str, lease: int, seed: int | None
 ) -> Account:
-    """The given ledger's subject, declared with exactly this budget if it is new; without a ledger, one in memory."""
+    """The given ledger's subject, declared with exactly this budget if it is new; without a ledger, one in memory.
+
+    Refused if the subject is of another unit or relation: it would pay for a promise that was made to somebody else.
+    """
     if ledger is None:
         warnings.warn(
             "No ledger was given: this run keeps its own in memory (not durable), and nothing stops a second run from "
@@ -40,8 +43,15 @@ def open_account(
         )
         ledger = Ledger("sqlite://")
     name = subject or "stream"
-    if name not in {known.name for known in ledger.subjects()}:
+    known = next((each for each in ledger.subjects() if each.name == name), None)
+    if known is None:
         ledger.subject(name, form.budget, unit=unit, neighbours=form.neighbours)
+    elif (known.terms.unit, known.terms.neighbours) != (Unit(unit), form.neighbours):
+        terms = known.terms
+        raise ValueError(
+            f"The subject {name} promises something to a {terms.unit} under {terms.neighbours.value}, and this stream "
+            f"to a {unit} under {form.neighbours.value}: they must agree."
+        )
     return Account(ledger=ledger, subject=name, unit=Unit(unit), lease=lease, seed=seed)
 
 

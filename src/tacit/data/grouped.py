@@ -125,7 +125,7 @@ def distinct(ids: Any, count: int, what: str = "row") -> tuple[list[int] | list[
     values = ids.detach().cpu().numpy() if isinstance(ids, Tensor) else ids
     if not isinstance(values, np.ndarray):
         try:
-            values = list(values)
+            values = [] if isinstance(values, str) else list(values)
         except TypeError:
             raise ValueError(expected) from None
         plain = [
