@@ -30,7 +30,9 @@ def test_every_statement_of_the_appendix_names_a_test() -> None:
     """Each section with a lemma or a theorem has a "Checked by"."""
     text = (ROOT / "docs/proofs.md").read_text()
     sections = re.split(r"^## ", text, flags=re.M)[1:]
-    bare = [part.splitlines()[0] for part in sections if re.search(r"\*\*(Lemma|Theorem)", part) and not NAMED.search(part)]
+    bare = [
+        part.splitlines()[0] for part in sections if re.search(r"\*\*(Lemma|Theorem)", part) and not NAMED.search(part)
+    ]
     assert len(sections) > 10
     assert not bare
 

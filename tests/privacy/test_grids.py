@@ -137,7 +137,7 @@ def test_blocks_with_noise_of_their_own_have_grids_of_their_own() -> None:
 @pytest.mark.parametrize("bound", [1e-9, 0.5, 1.0, 1e7])
 def test_the_noise_pays_for_the_rounding_at_any_size(size: int, multiplier: float, bound: float) -> None:
     """std >= multiplier (bound + step sqrt(d)), in exact arithmetic; and the floats of the noise are finer than it."""
-    if multiplier * math.sqrt(size) > 2**42:
+    if multiplier * math.sqrt(size) > 2**22:
         with pytest.raises(ValueError, match="beyond what float64"):
             grids.fix(multiplier, bound, size)
         return
@@ -148,8 +148,8 @@ def test_the_noise_pays_for_the_rounding_at_any_size(size: int, multiplier: floa
     assert rounding > 0
     assert rounding**2 >= Fraction(grid.step) ** 2 * size
     assert grid.step <= 2**-20 * multiplier * bound
-    assert 2 * 12 * grid.std / grid.step < 2**53
-    if multiplier <= 50:
+    assert grid.step >= 2**-27 * multiplier * bound
+    if multiplier * math.sqrt(size) <= 2**12:
         assert grid.step * root <= 2.001 * 2**-14 * bound
         assert grid.std <= multiplier * bound * (1 + 2**-14)
 

@@ -6,8 +6,11 @@ import math
 import mpmath as mp
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from tacit.privacy import Budget, Ledger, events, grid_sum, mechanisms
 
 ALPHAS = np.exp(np.linspace(-3, 3, 61))
 
@@ -34,6 +37,31 @@ def test_rounding_moves_two_sums_apart_by_at_most_a_step_in_each_coordinate_and_
         assert after <= before + math.sqrt(size)
         low, high = np.full(size, 0.4999), np.full(size, 0.5001)
         assert np.linalg.norm(np.round(high) - np.round(low)) == pytest.approx(math.sqrt(size))
+
+
+def test_releases_of_a_gradient_sized_sum_lie_on_a_grid_that_no_row_decides() -> None:
+    """The low-order bits of what leaves are those of a public power of two, whatever the sum."""
+    ledger = Ledger("sqlite://")
+    ledger.subject("s", Budget(50.0, 1e-5))
+    steps = []
+    for scale in (0.0, 1e-9, 0.7):
+        receipt = ledger.charge("s", events.gaussian(3.0), stage="test")
+        values = scale * torch.linspace(-1, 1, 1000, dtype=torch.float64) / 20
+        found = mechanisms.gaussian(_Sum(values), receipt)["a"]
+        steps.append(min(_power(float(value)) for value in found[:200]))
+    assert steps[0] == steps[1] == steps[2]
+
+
+def _power(value: float) -> int:
+    """The largest power of two that divides a float."""
+    mantissa, exponent = math.frexp(value)
+    whole = int(mantissa * 2**53)
+    return exponent - 53 + ((whole & -whole).bit_length() - 1 if whole else 2000)
+
+
+class _Sum:
+    def __init__(self, values: torch.Tensor) -> None:
+        self.sum, self.bounds, self.blocks = {"a": values}, {"a": 1.0}, {"a": ("a",)}
 
 
 # gaussian_query: discrete Gaussian noise is post-processing of the continuous one.
@@ -104,3 +132,17 @@ def test_the_divergence_of_one_shift_is_the_closed_form(epsilon: float) -> None:
     for a in np.linspace(-epsilon, epsilon, 9):
         found = float(np.maximum(p - math.exp(a) * q, 0).sum() * 1e-4)
         assert found == pytest.approx(1 - math.exp((a - epsilon) / 2), abs=1e-6)
+
+
+def test_laplace_noise_on_the_coarsest_grid_is_rounded_continuous_noise() -> None:
+    """Counts on a grid of 1, bound 1, scale 1: P(0) = 1 - e^(-1/2), where discrete Laplace noise has tanh(1/2).
+
+    Of 20,000 draws the share of zeros is off by more than 0.02 with a probability below 1e-7 (Hoeffding).
+    """
+    ledger = Ledger("sqlite://")
+    ledger.subject("s", Budget(1e6, 0.0))
+    size = 20_000
+    receipt = ledger.charge("s", events.laplace(1.0), stage="test")
+    query = grid_sum(torch.zeros(0, size), low=0.0, high=1.0, grid=1.0, l1=1.0)
+    found = mechanisms.laplace(query, receipt)
+    assert float((found == 0).double().mean()) == pytest.approx(-math.expm1(-0.5), abs=0.02)

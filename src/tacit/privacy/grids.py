@@ -19,14 +19,16 @@ What leaves is R(round(s) + round(n)), where round goes to the nearest multiple 
   what was charged. Under REPLACE_ONE 2 bound + g sqrt(d) is within twice that. In a step of a stream in which a unit
   takes no part both sums are the same, and so are their roundings.
 - g depends on multiplier, bound and d alone, which are public. It is at most 2^-20 std, at most 2^-14 bound / sqrt(d)
-  (the noise grows by less than 7e-5) and, where these two would make the noise wider than 2^46 steps, about 2^-46 std:
-  so the gaps between the floats that stand for n lie below g. Noise that would grow by a sixteenth is refused; it is
-  more than 2^42 / sqrt(d) times the bound.
+  (the noise grows by less than 7e-5) and not finer than 2^-26 std, or 2^-27 as a power of two. For n comes from
+  float64: its last bits are off by an ulp or two, so that the probability of a cell of g is off by a relative
+  2^-51 std / g, and d such errors must stay far below what one unit moves (see the page of proofs, on randomness). On
+  the coarser grid the noise grows by 2^-26 sqrt(d) std / bound: 3e-4 for a million coordinates at a multiplier of 20, 3e-3 for a
+  hundred million. Noise that would grow by a sixteenth is refused; it is more than 2^22 / sqrt(d) times the bound.
 - A coordinate of a sum that is not finite is zero before the noise comes. A sum of bounded contributions is finite, so
   this is for producers that break their promise: NaN would show through any noise. Overflow of float16, which can
   happen to honest sums, saturates at 65504: a clamp moves no two sums further apart.
 
-What is idealised: that n is normal. It comes from 53-bit uniforms through float64 (``privacy.noise``).
+What is idealised: that n is normal. It comes from uniforms of 53 to 106 bits through float64 (``privacy.noise``).
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_BELOW_NOISE, _BELOW_BOUND, _MOST, _DEAREST = 2.0**-20, 2.0**-14, 2.0**-46, 2.0**-4
+_BELOW_NOISE, _BELOW_BOUND, _FINEST, _DEAREST = 2.0**-20, 2.0**-14, 2.0**-26, 2.0**-4
 _RANGE = 1e-200, 1e200  # of a standard deviation and a bound: all that is computed from them is a normal float64
 _CHUNK = 1 << 15  # coordinates at a time: half a megabyte, which stays in cache from pass to pass
 
@@ -55,7 +57,7 @@ def fix(multiplier: float, bound: float, size: int) -> Grid:
     if multiplier == 0:
         return Grid(0.0, 0.0)
     std, root = multiplier * bound, math.sqrt(max(size, 1))
-    step = max(min(_BELOW_NOISE * std, _BELOW_BOUND * bound / root), _MOST * std)
+    step = max(min(_BELOW_NOISE * std, _BELOW_BOUND * bound / root), _FINEST * std)
     if not (all(_RANGE[0] < value < _RANGE[1] for value in (std, bound)) and step * root <= _DEAREST * bound):
         raise ValueError(f"Noise of {std:g} on contributions up to {bound:g} is beyond what float64 holds on a grid.")
     step = math.ldexp(0.5, math.frexp(step)[1])  # the power of two at or below it
