@@ -22,8 +22,9 @@ What leaves is R(round(s) + round(n)), where round goes to the nearest multiple 
   (the noise grows by less than 7e-5) and not finer than 2^-26 std, or 2^-27 as a power of two. For n comes from
   float64: its last bits are off by an ulp or two, so that the probability of a cell of g is off by a relative
   2^-51 std / g, and d such errors must stay far below what one unit moves (see the page of proofs, on randomness). On
-  the coarser grid the noise grows by 2^-26 sqrt(d) std / bound: 3e-4 for a million coordinates at a multiplier of 20, 3e-3 for a
-  hundred million. Noise that would grow by a sixteenth is refused; it is more than 2^22 / sqrt(d) times the bound.
+  the coarser grid the noise grows by 2^-26 sqrt(d) std / bound: 3e-4 for a million coordinates at a multiplier of
+  20, 3e-3 for a hundred million. Noise that would grow by a sixteenth is refused; it is more than 2^22 / sqrt(d)
+  times the bound.
 - A coordinate of a sum that is not finite is zero before the noise comes. A sum of bounded contributions is finite, so
   this is for producers that break their promise: NaN would show through any noise. Overflow of float16, which can
   happen to honest sums, saturates at 65504: a clamp moves no two sums further apart.

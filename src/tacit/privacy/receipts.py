@@ -220,15 +220,6 @@ def upcoming(receipt: Receipt, *, bind: bool = False) -> tuple[float, int, Noise
         return slot.rate, receipt.used, receipt._key
 
 
-def check_used(receipt: Receipt) -> None:
-    """Refuse a receipt from which nothing was drawn: what its holder returns did not get the noise that was paid."""
-    if not receipt.used:
-        raise ReceiptError(
-            f"Nothing was released on receipt {receipt.id[:8]}: whatever was computed for it saw no noise, or no "
-            "private data. Release through tacit.privacy.mechanisms with this receipt (finetune.fit takes receipt=)."
-        )
-
-
 def claim(receipt: Receipt) -> None:
     """Take a receipt for one run, which makes all its releases: a run that begins anew would use rows twice.
 
