@@ -247,7 +247,13 @@ def test_a_source_that_fails_ends_the_run_or_is_left_out_and_named(fault: str) -
     [
         ([], "no sources"),
         (deal(slices(1, 5)) * 2, "same name"),
-        ([*deal(slices(1, 5)), Source("x", logits=LOGITS[:5], labels=LABELS[:5], budget=PURE, unit="patient")], "unit"),
+        (
+            [
+                *deal(slices(1, 5)),
+                Source("x", logits=LOGITS[:5], labels=LABELS[:5], budget=PURE, unit="patient", unit_ids=range(5)),
+            ],
+            "unit",
+        ),
         (deal(slices(2, 5), budget=Budget(0.5, 0.0)), "s0 cannot afford 6 answers.*2 of 2.*Nothing was charged"),
         (deal(slices(2, 5), budget=Budget(0.5, 1e-6)), "gaussian noise, and laplace is asked for"),
     ],

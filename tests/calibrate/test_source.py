@@ -211,15 +211,51 @@ def test_logits_that_are_no_numbers_are_as_if_not_there() -> None:
 
 def test_rows_of_one_unit_count_by_their_mean() -> None:
     free = {"budget": Budget(math.inf, 0.0)}
-    grouped = source(units=[5, 5, 5, 5], **free).answer(query(amount=math.inf))
+    grouped = source(unit="patient", unit_ids=[5, 5, 5, 5], **free).answer(query(amount=math.inf))
     each = source(**free).answer(query(amount=math.inf))
     assert grouped.values[0] == pytest.approx(each.values[0] / 4, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ({"unit": "patient"}, "unit='patient' needs to know whose each row is: give unit_ids"),
+        ({"unit_ids": [1, 1, 2, 2]}, "more than a sample: say what with unit="),
+        ({"unit_ids": [1, 1, 2, 2], "unit": "sample"}, "more than a sample"),
+        ({"unit_ids": [1, 1, 2, 2], "units": [1, 1, 2, 2], "unit": "patient"}, "Say unit_ids= alone"),
+    ],
+)
+def test_nobody_names_a_unit_that_the_rows_do_not_have(named: dict[str, Any], said: str) -> None:
+    ledger = Ledger("sqlite://")
+    with pytest.raises(ValueError, match=said):
+        source(ledger=ledger, **named)
+    assert ledger.entries() == []
+
+
+def test_a_subject_of_another_unit_does_not_pay() -> None:
+    ledger = Ledger("sqlite://")
+    ledger.subject("clinic", PURE, unit="patient")
+    before = ledger.entries()
+    with pytest.raises(LedgerError):
+        source(ledger=ledger)
+    with pytest.raises(LedgerError):
+        source(ledger=ledger, unit="user", unit_ids=range(4))
+    assert ledger.entries() == before
+    assert source(ledger=ledger, unit="patient", unit_ids=range(4)).terms.grouped
+
+
+def test_ids_are_integers_or_strings_and_the_earlier_name_warns() -> None:
+    free = {"budget": Budget(math.inf, 0.0), "unit": "patient"}
+    names = source(unit_ids=["ann", "bob", "ann", "ann"], **free).answer(query(amount=math.inf))
+    with pytest.warns(DeprecationWarning, match="units= is now called unit_ids="):
+        numbers = source(units=torch.tensor([0, 1, 0, 0]), **free)
+    assert numbers.answer(query(amount=math.inf)).values == names.values
 
 
 def test_terms_say_what_is_public_and_nothing_else() -> None:
     assert source().terms.size is None  # under add-remove the number of samples is private
     assert source(neighbours="replace-one").terms.size == 4
-    assert source(neighbours="replace-one", units=[1, 1, 2, 2]).terms.size == 2
+    assert source(neighbours="replace-one", unit="patient", unit_ids=[1, 1, 2, 2]).terms.size == 2
     one = source(size=100)
     one.answer(query(amount=0.25))
     terms = one.terms
@@ -273,7 +309,7 @@ def test_from_a_model_and_its_data() -> None:
         ({"noise": "uniform"}, "one of laplace, gaussian"),
         ({"logits": torch.softmax(LOGITS, 1)}, "look like probabilities"),
         ({"labels": torch.tensor([0, 1, 2, 3])}, "between 0 and 2"),
-        ({"units": [1, 2]}, "one whole number per row"),
+        ({"unit_ids": [1, 2], "unit": "patient"}, "one integer or string per row"),
         ({"size": -1}, "whole number"),
     ],
 )

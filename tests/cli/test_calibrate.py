@@ -10,7 +10,7 @@ import torch
 from safetensors.numpy import save_file
 
 from tacit.calibrate import ece
-from tacit.calibrate.files import read_outputs
+from tacit.calibrate.files import read_outputs, read_unit_ids
 from tacit.calibrate.simulation import reference
 from tacit.cli import main
 from tacit.privacy import Ledger
@@ -31,7 +31,7 @@ def _one_thread() -> Any:
 @pytest.fixture
 def probs(tmp_path: Path) -> str:
     path = tmp_path / "outputs.npz"
-    np.savez(path, predictions=PROBS.astype(np.float32), ground_truth=LABELS)
+    np.savez(path, predictions=PROBS.astype(np.float32), ground_truth=LABELS, patient=np.arange(len(LABELS)) // 2)
     return str(path)
 
 
@@ -76,7 +76,8 @@ def test_every_method(capsys: pytest.CaptureFixture[str], probs: str, method: st
 
 def test_options_reach_the_method_and_the_sources(capsys: pytest.CaptureFixture[str], probs: str) -> None:
     given = ("--method", "acc-t", "--iterations", "3", "--low", "1", "--high", "2", "--neighbours", "replace-one")
-    found = facts(capsys, "--probs", probs, *FEW, *given, "--delta", "1e-6", "--unit", "patient")
+    whose = ("--unit", "patient", "--unit-ids", "patient")
+    found = facts(capsys, "--probs", probs, *FEW, *given, "--delta", "1e-6", *whose)
     assert (found["queries"], found["noise"], found["neighbours"], found["delta"]) == (
         4,
         "gaussian",
@@ -213,3 +214,42 @@ def test_bad_input_is_one_sentence(
     assert (code, out) == (2, "")
     assert sentence in " ".join(err.split())
     assert len(err.splitlines()) == 1
+
+
+def test_a_unit_is_dealt_whole(tmp_path: Path) -> None:
+    """No patient is at two sources, nor at one and in the evaluation; each source has as many patients as asked for."""
+    from tacit.calibrate.dealing import deal
+    from tacit.privacy import Budget
+
+    ids = [f"p{number}" for number in np.random.default_rng(0).integers(0, 50, 300)]
+    scores, rows = 9 * np.eye(300), np.arange(300)  # the label of a row is its number
+    options: dict[str, Any] = {"sources": 4, "samples": 10, "budget": Budget(1.0, 0.0), "unit": "patient"}
+    dealt = deal(logits=scores, labels=rows, unit_ids=ids, ledgers=tmp_path, **options)
+    parts = [source._outputs.shifted.argmax(1).tolist() for source in dealt.sources] + [dealt.labels.tolist()]
+    assert sorted(row for part in parts for row in part) == rows.tolist()
+    whose = [{ids[row] for row in part} for part in parts]
+    assert [len(people) for people in whose] == [10] * 5
+    assert len(set.union(*whose)) == 50  # nobody twice
+    assert {len(source._units.unique()) for source in dealt.sources} == {10}  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="another deal"):
+        deal(logits=scores, labels=rows, unit_ids=ids[::-1], ledgers=tmp_path, **options)
+    with pytest.raises(ValueError, match="5 sources of 10 units take 50 of 50 units"):
+        deal(logits=scores, labels=rows, unit_ids=ids, **(options | {"sources": 5}))
+
+
+def test_a_unit_without_ids_is_refused(capsys: pytest.CaptureFixture[str], probs: str) -> None:
+    code, _, err = call(capsys, "--probs", probs, *FEW, "--unit", "patient")
+    assert code == 2
+    assert "--unit 'patient' needs to know whose each row is: give --unit-ids" in " ".join(err.split())
+    code, _, err = call(capsys, "--probs", probs, *FEW, "--unit", "patient", "--unit-ids", "ward")
+    assert code == 2
+    assert "no array or column 'ward'" in " ".join(err.split())
+
+
+def test_ids_in_a_table_are_no_outputs(tmp_path: Path) -> None:
+    path = tmp_path / "outputs.csv"
+    path.write_text("who,a,b,label\nann,0.5,0.5,1\nbob,0.1,0.9,0\nann,0.2,0.8,1\n")
+    outputs, labels = read_outputs(path, "probs", unit_ids="who")
+    assert outputs.tolist() == [[0.5, 0.5], [0.1, 0.9], [0.2, 0.8]]
+    assert labels.tolist() == [1, 0, 1]
+    assert read_unit_ids(path, "who").tolist() == ["ann", "bob", "ann"]

@@ -18,6 +18,7 @@ from tacit.calibrate.measures import ece
 from tacit.calibrate.outputs import check_labels, read
 from tacit.calibrate.source import Source
 from tacit.calibrate.statistics import Noise
+from tacit.data.grouped import distinct
 from tacit.privacy import Budget, Ledger, Neighbours, Unit
 
 DEAL = "deal.json"  # beside the ledgers: which samples they speak for
@@ -47,11 +48,14 @@ def deal(
     budget: Budget,
     noise: Noise | None = None,
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
-    unit: Unit | str = Unit.SAMPLE,
+    unit: Unit | str | None = None,
+    unit_ids: Any = None,
     ledgers: Path | None = None,
     seed: int = 0,
 ) -> Deal:
     """Deal ``samples`` to each of ``sources`` by a seeded shuffle; each source has a ledger of its own.
+
+    With ``unit_ids``, one per row, whole units are dealt: ``samples`` of them to each source, with all their rows.
 
     ``ledgers`` is a folder with a file per source. It speaks for one deal: other samples under the same names would let
     a person spend twice, so another deal is refused there.
@@ -60,20 +64,25 @@ def deal(
     classes = check_labels(labels, scores)
     if sources < 1 or samples < 1:
         raise ValueError(f"There is at least one source with one sample; got {sources} with {samples}.")
-    rows, used = len(classes), sources * samples
-    if used >= rows:
+    owner = torch.arange(len(classes)) if unit_ids is None else distinct(unit_ids, len(classes))[1]
+    units, used = int(owner.max()) + 1 if len(owner) else 0, sources * samples
+    what = "samples" if unit_ids is None else "units"
+    if used >= units:
         raise ValueError(
-            f"{sources} sources of {samples} samples take {used} of {rows} samples: none is left to evaluate on."
+            f"{sources} sources of {samples} {what} take {used} of {units} {what}: none is left to evaluate on."
         )
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(rows))
+    place = torch.empty(units, dtype=torch.long)
+    place[torch.from_numpy(np.random.default_rng(seed).permutation(units))] = torch.arange(units)
+    order = torch.argsort(place[owner], stable=True)  # the rows, unit by unit as they are dealt
+    dealt = torch.div(place[owner][order], samples, rounding_mode="floor")
     if ledgers is not None:
-        _same_deal(ledgers, scores, classes, sources=sources, samples=samples, seed=seed)
+        _same_deal(ledgers, scores, classes, unit_ids, sources=sources, samples=samples, seed=seed)
     ledger_of = _ledgers(ledgers)
     digits = len(str(sources))
     made = []
-    for place in range(sources):
-        mine = order[place * samples : (place + 1) * samples]
-        name = f"source-{place + 1:0{digits}d}"
+    for number in range(sources):
+        mine = order[dealt == number]
+        name = f"source-{number + 1:0{digits}d}"
         made.append(
             Source(
                 name,
@@ -82,12 +91,13 @@ def deal(
                 budget=budget,
                 ledger=ledger_of(name),
                 unit=unit,
+                unit_ids=None if unit_ids is None else owner[mine],
                 neighbours=neighbours,
                 noise=noise,
                 size=samples,
             )
         )
-    rest = order[used:]
+    rest = order[dealt >= sources]
     return Deal(made, scores[rest], classes[rest])
 
 
@@ -97,8 +107,11 @@ def _ledgers(folder: Path | None) -> Callable[[str], Ledger]:
     return lambda name: Ledger(folder / f"{name}.db")
 
 
-def _same_deal(folder: Path, scores: Tensor, classes: Tensor, *, sources: int, samples: int, seed: int) -> None:
-    print_of = hashlib.sha256(scores.numpy().tobytes() + classes.numpy().tobytes()).hexdigest()
+def _same_deal(
+    folder: Path, scores: Tensor, classes: Tensor, ids: Any, *, sources: int, samples: int, seed: int
+) -> None:
+    whose = b"" if ids is None else distinct(ids, len(classes))[1].numpy().tobytes()
+    print_of = hashlib.sha256(scores.numpy().tobytes() + classes.numpy().tobytes() + whose).hexdigest()
     wanted = {"data": print_of, "sources": sources, "samples": samples, "seed": seed}
     path = folder / DEAL
     if path.exists():

@@ -31,13 +31,16 @@ def read_outputs(
     key: str | None = None,
     labels: Path | str | None = None,
     labels_key: str | None = None,
+    unit_ids: str | None = None,
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Outputs (one row per sample) and labels, as arrays; they are checked where they are used.
 
     ``labels`` is another file, for a format that holds one array only. The first array found under a name of ``form``
-    or of labels is taken, unless ``key`` and ``labels_key`` name them.
+    or of labels is taken, unless ``key`` and ``labels_key`` name them. ``unit_ids`` is the name of what says whose each
+    row is (see ``read_unit_ids``): no output.
     """
-    arrays = _arrays(Path(path), labels_key)
+    arrays = _arrays(Path(path), labels_key, unit_ids)
+    arrays.pop(unit_ids or "", None)
     outputs = _pick(arrays, key, _OUTPUTS[form], path, "outputs", "--key")
     beside = arrays if labels is None else _arrays(Path(labels), labels_key)
     if labels is None and list(arrays) == [_ONLY]:
@@ -50,6 +53,17 @@ def read_outputs(
     if classes.dtype.kind == "f" and np.isfinite(classes).all() and (classes == np.round(classes)).all():
         classes = classes.astype(np.int64)
     return outputs, classes.astype(np.int64) if classes.dtype.kind in "iu" else classes
+
+
+def read_unit_ids(path: Path | str, key: str) -> np.ndarray[Any, Any]:
+    """Whose each row is: the array or column ``key`` of a file of outputs, integers or strings."""
+    arrays = _arrays(Path(path), None, key)
+    if key not in arrays:
+        raise ValueError(f"{path} has no array or column {key!r} that says whose each row is.")
+    ids = arrays[key]
+    if ids.dtype.kind not in "iuU" or ids.ndim != 1:
+        raise ValueError(f"{path}: {key} is one integer or string per row.")
+    return ids
 
 
 def _pick(
@@ -70,7 +84,7 @@ def _pick(
     return arrays[found]
 
 
-def _arrays(path: Path, labels_key: str | None) -> dict[str, np.ndarray[Any, Any]]:
+def _arrays(path: Path, labels_key: str | None, unit_ids: str | None = None) -> dict[str, np.ndarray[Any, Any]]:
     """Every array of a file by its name; a file without names has one, the only one."""
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
@@ -78,12 +92,12 @@ def _arrays(path: Path, labels_key: str | None) -> dict[str, np.ndarray[Any, Any
     if not path.is_file():
         raise ValueError(f"There is no file {path}.")
     try:
-        return reader(path, labels_key)
+        return reader(path, labels_key, unit_ids)
     except (BadZipFile, SafetensorError, EOFError, OSError, UnicodeDecodeError, csv.Error):
         raise ValueError(f"{path} cannot be read as {path.suffix.lower()}: it is damaged or of another kind.") from None
 
 
-def _npz(path: Path, _: str | None) -> dict[str, np.ndarray[Any, Any]]:
+def _npz(path: Path, *_: str | None) -> dict[str, np.ndarray[Any, Any]]:
     try:
         with np.load(path, allow_pickle=False) as file:
             if not isinstance(file, np.lib.npyio.NpzFile):
@@ -93,24 +107,29 @@ def _npz(path: Path, _: str | None) -> dict[str, np.ndarray[Any, Any]]:
         raise ValueError(f"{path} holds something other than plain arrays of numbers.") from None
 
 
-def _npy(path: Path, _: str | None) -> dict[str, np.ndarray[Any, Any]]:
+def _npy(path: Path, *_: str | None) -> dict[str, np.ndarray[Any, Any]]:
     try:
         return {_ONLY: np.load(path, allow_pickle=False)}
     except ValueError:
         raise ValueError(f"{path} holds something other than a plain array of numbers.") from None
 
 
-def _safetensors(path: Path, _: str | None) -> dict[str, np.ndarray[Any, Any]]:
+def _safetensors(path: Path, *_: str | None) -> dict[str, np.ndarray[Any, Any]]:
     return dict(load_file(path))
 
 
-def _csv(path: Path, labels_key: str | None) -> dict[str, np.ndarray[Any, Any]]:
-    """One row per sample. With a header, the column of labels is known by its name and all others are outputs."""
+def _csv(path: Path, labels_key: str | None, unit_ids: str | None) -> dict[str, np.ndarray[Any, Any]]:
+    """One row per sample. With a header, labels and unit ids are known by their names and all others are outputs."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = [row for row in csv.reader(file) if row]
     if not rows:
         raise ValueError(f"{path} is empty.")
     header = None if all(map(_number, rows[0])) else [name.strip() for name in rows.pop(0)]
+    whose = {}
+    if unit_ids is not None and header is not None and unit_ids in header:
+        column = header.index(unit_ids)
+        whose = {unit_ids: np.array([row[column] if column < len(row) else "" for row in rows])}
+        header, rows = [n for n in header if n != unit_ids], [row[:column] + row[column + 1 :] for row in rows]
     width = len(rows[0]) if rows else len(header or [])
     for line, row in enumerate(rows, 2 if header else 1):
         if len(row) != width or not all(map(_number, row)):
@@ -122,9 +141,9 @@ def _csv(path: Path, labels_key: str | None) -> dict[str, np.ndarray[Any, Any]]:
     if place is None:
         if labels_key:
             raise ValueError(f"{path} has no column {labels_key!r}; it has {', '.join(header)}.")
-        return {_ONLY: values}
+        return {_ONLY: values} | whose
     outputs = np.delete(values, place, axis=1)
-    return {"outputs": outputs, labels_key or header[place]: values[:, place]}
+    return {"outputs": outputs, labels_key or header[place]: values[:, place]} | whose
 
 
 def _number(text: str) -> bool:
@@ -135,7 +154,7 @@ def _number(text: str) -> bool:
     return True
 
 
-_READERS: dict[str, Callable[[Path, str | None], dict[str, np.ndarray[Any, Any]]]] = {
+_READERS: dict[str, Callable[[Path, str | None, str | None], dict[str, np.ndarray[Any, Any]]]] = {
     ".npz": _npz,
     ".npy": _npy,
     ".safetensors": _safetensors,

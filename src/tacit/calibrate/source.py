@@ -6,6 +6,7 @@ the same question the same answer.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from tacit.calibrate.queries import NOISES, Answer, Price, Query
 from tacit.calibrate.search import Ask
 from tacit.calibrate.statistics import Noise
 from tacit.calibrate.wire import checked, make, number_from_json, number_to_json
+from tacit.data.grouped import distinct
 from tacit.privacy import Budget, Guarantee, Ledger, LedgerError, Neighbours, Unit, mechanisms
 from tacit.privacy.budget import mu_of_pure
 
@@ -73,8 +75,10 @@ class Source:
         clinic = Source("clinic-a", logits=logits, labels=labels, budget=Budget(1.0, 0.0), ledger=Ledger("clinic.db"))
         clinic.answer(Query(id="q1", statistic=Gap(temperature=1.5), price=Price(noise="laplace", amount=0.2)))
 
-    ``noise`` is Laplace for a pure budget and Gaussian otherwise, unless given. ``units`` is one label per row: rows
-    of one label are one unit and count by their mean. ``size`` is what the source publishes as its number of units:
+    ``noise`` is Laplace for a pure budget and Gaussian otherwise, unless given. A row is a "sample"; with ``unit_ids``,
+    one integer or string per row, all rows with the same id are one unit, which ``unit`` names ("patient") and which
+    counts by the mean of its rows. A ``unit`` without ids is refused. ``units`` is an earlier name of ``unit_ids``, and
+    warns. ``size`` is what the source publishes as its number of units:
     nothing by default, since under add-remove that number is private; under replace-one it is public by definition
     and stated by default. Without a ledger the source keeps one in memory, which does not survive the process.
     ``seed`` makes the noise reproducible and everything "seeded: not private".
@@ -90,22 +94,28 @@ class Source:
         budget: Budget,
         ledger: Ledger | None = None,
         subject: str | None = None,
-        unit: Unit | str = Unit.SAMPLE,
+        unit: Unit | str | None = None,
+        unit_ids: Any = None,
         neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
         noise: Noise | None = None,
         units: Any = None,
         size: int | None = None,
         seed: int | None = None,
     ) -> None:
+        if units is not None:
+            if unit_ids is not None:
+                raise ValueError("Say unit_ids= alone: units= is its earlier name.")
+            warnings.warn("units= is now called unit_ids=.", DeprecationWarning, stacklevel=2)
+            unit_ids = units
         self.name, self.budget = name, budget
-        self.unit, self.neighbours = Unit(unit), Neighbours(neighbours)
+        self.unit, self.neighbours = _unit(unit, grouped=unit_ids is not None), Neighbours(neighbours)
         self.noise: Noise = noise or ("laplace" if budget.pure else "gaussian")
         if self.noise not in NOISES:
             raise ValueError(f"The noise is one of {', '.join(NOISES)}; got {noise!r}.")
         if self.noise == "gaussian" and budget.pure:
             raise ValueError("Gaussian noise needs a budget with delta above 0; pure epsilon takes Laplace noise.")
         self._outputs = Outputs.of(logits=logits, probs=probs, labels=labels)
-        self._units = _unit_labels(units, len(self._outputs))
+        self._units = None if unit_ids is None else distinct(unit_ids, len(self._outputs))[1]
         if size is not None and (not isinstance(size, int) or size < 0):
             raise ValueError(f"The published size is a whole number; got {size!r}.")
         if size is None and self.neighbours is Neighbours.REPLACE_ONE:
@@ -174,7 +184,8 @@ class Source:
 
         Raises ``Refused`` or ``BudgetExceeded`` (nothing charged).
 
-        Formal guarantee: for the source's unit and relation, the answer is a Laplace or Gaussian release at the
+        Formal guarantee: for the source's unit and relation (where a unit that takes another's place brings an id that
+        nobody else has), the answer is a Laplace or Gaussian release at the
         query's price: the sum moves by at most the sensitivity that the statistic's type gives (``statistics``), the
         noise is that times 1 / price, and the price is on the ledger before any noise is drawn. All answers together
         stay within the budget, however the questions depended on earlier answers (the ledger's filter). Whether a
@@ -222,10 +233,14 @@ class Source:
         return f"Source({self.name!r}, {self.budget}, {self.noise}, unit {self.unit}, {self.neighbours.value})"
 
 
-def _unit_labels(units: Any, rows: int) -> Tensor | None:
-    if units is None:
-        return None
-    labels = torch.as_tensor(units).detach().cpu()
-    if labels.dim() != 1 or len(labels) != rows or labels.is_floating_point():
-        raise ValueError(f"units are one whole number per row ({rows} rows); got shape {tuple(labels.shape)}.")
-    return labels
+def _unit(unit: Unit | str | None, *, grouped: bool) -> Unit:
+    """What a unit is, as far as the rows say whose they are."""
+    named = Unit.SAMPLE if unit is None else Unit(unit)
+    if named != Unit.SAMPLE and not grouped:
+        raise ValueError(
+            f"unit={str(named)!r} needs to know whose each row is: give unit_ids, one integer or string per row (all "
+            "of them different, if everybody has one row)."
+        )
+    if named == Unit.SAMPLE and grouped:
+        raise ValueError("Rows have owners, so a unit is more than a sample: say what with unit=, such as 'patient'.")
+    return named

@@ -38,7 +38,12 @@ def calibrate(
     low: Annotated[float | None, typer.Option(help="The lowest temperature searched.")] = None,
     high: Annotated[float | None, typer.Option(help="The highest temperature searched.")] = None,
     neighbours: Annotated[str, typer.Option(help="add-remove or replace-one.")] = "add-remove",
-    unit: Annotated[str, typer.Option(help="Whom it protects: sample, video, patient, user.")] = "sample",
+    unit: Annotated[
+        str | None, typer.Option(help="Whom it protects: patient, user, with --unit-ids.", show_default="sample")
+    ] = None,
+    unit_ids: Annotated[
+        str | None, typer.Option(help="The array or column of the outputs' file that says whose each row is.")
+    ] = None,
     cautious: Annotated[
         bool | None,
         typer.Option(help="Keep T = 1 where the budget is too small; by default unless a method is named."),
@@ -54,7 +59,7 @@ def calibrate(
     """
     from tacit.calibrate import CalibrationError, Calibrator  # slow to load
     from tacit.calibrate.dealing import deal
-    from tacit.calibrate.files import read_outputs
+    from tacit.calibrate.files import read_outputs, read_unit_ids
     from tacit.privacy import Budget
 
     budget = Budget(epsilon, delta)
@@ -64,7 +69,8 @@ def calibrate(
     if path is None or (logits is not None and probs is not None):
         raise ValueError("Give the classifier's outputs as --logits FILE or as --probs FILE: one of the two.")
     form: Any = "probs" if logits is None else "logits"
-    outputs, classes = read_outputs(path, form, key=key, labels=labels, labels_key=labels_key)
+    outputs, classes = read_outputs(path, form, key=key, labels=labels, labels_key=labels_key, unit_ids=unit_ids)
+    whose = None if unit_ids is None else read_unit_ids(path, unit_ids)
     calibrator = Calibrator(
         budget=budget, method=chosen, noise=kind, cautious=method is None if cautious is None else cautious
     )
@@ -78,17 +84,26 @@ def calibrate(
             noise=kind,
             neighbours=neighbours,
             unit=unit,
+            unit_ids=whose,
             ledgers=ledgers,
             seed=seed,
         )
         result = calibrator.run(dealt.sources, run_id=run_id)
     except (CalibrationError, ValueError) as error:
-        raise ValueError(str(error).replace("probs=", "--probs").replace("logits=", "--logits")) from None
+        raise ValueError(_as_options(str(error))) from None
     facts = _facts(calibrator, dealt, result, samples)
     if as_json:
         print_json(facts)
     else:
         _show(facts, result)
+
+
+def _as_options(text: str) -> str:
+    """An error's words with the names that the command line has."""
+    names = {"probs=": "--probs", "logits=": "--logits", "unit=": "--unit ", "give unit_ids": "give --unit-ids"}
+    for argument, option in names.items():
+        text = text.replace(argument, option)
+    return text
 
 
 def _noise(noise: str | None, pure: bool) -> Any:

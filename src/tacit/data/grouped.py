@@ -128,6 +128,8 @@ def distinct(ids: Any, count: int, what: str = "row") -> tuple[list[int] | list[
             values = [] if isinstance(values, str) else list(values)
         except TypeError:
             raise ValueError(expected) from None
+        if count == 0 and not values:
+            return [], torch.empty(0, dtype=torch.long)
         plain = [
             value.item() if isinstance(value, Tensor | np.generic) and value.ndim == 0 else value for value in values
         ]

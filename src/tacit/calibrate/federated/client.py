@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 
 from tacit.calibrate.answers import Refused
 from tacit.calibrate.federated.messages import content, value_of
-from tacit.calibrate.files import read_outputs
+from tacit.calibrate.files import read_outputs, read_unit_ids
 from tacit.calibrate.queries import Query
 from tacit.calibrate.source import Source
 from tacit.calibrate.statistics import Noise
@@ -39,7 +39,8 @@ class SourceSettings:
     labels: str = ""  # a file of its own, if need be
     key: str = ""
     labels_key: str = ""
-    unit: str = "sample"
+    unit: str = ""  # "sample", unless unit_ids are named
+    unit_ids: str = ""  # the array or column of the outputs' file that says whose each row is
     neighbours: str = "add-remove"
     noise: Noise | None = None
     size: int | None = None  # what is published; nothing by default
@@ -58,7 +59,9 @@ class SourceSettings:
             key=self.key or None,
             labels=self.labels or None,
             labels_key=self.labels_key or None,
+            unit_ids=self.unit_ids or None,
         )
+        ids = read_unit_ids(self.logits or self.probs, self.unit_ids) if self.unit_ids else None
         return Source(
             self.name,
             logits=outputs if self.logits else None,
@@ -66,7 +69,8 @@ class SourceSettings:
             labels=labels,
             budget=Budget(float(self.epsilon), float(self.delta)),
             ledger=Ledger(self.ledger),
-            unit=self.unit,
+            unit=self.unit or None,
+            unit_ids=ids,
             neighbours=self.neighbours,
             noise=self.noise,
             size=self.size,
