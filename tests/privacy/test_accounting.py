@@ -71,13 +71,6 @@ def test_sampled_gaussians_agree_with_dp_accounting(
     assert mine >= theirs * (1 - 1e-3)
 
 
-@pytest.mark.slow
-def test_a_million_rarely_sampled_steps_agree_with_dp_accounting() -> None:
-    event = events.poisson(1e-5, events.gaussian(0.5), 10**6)
-    mine, theirs = guarantee(event, delta=1e-6).epsilon, their_pld(event, 1e-6, step=4e-6)
-    assert mine == pytest.approx(theirs, rel=5e-3)
-
-
 @pytest.mark.parametrize(("rate", "noise"), [(0.2, 1.0), (0.5, 0.8), (0.05, 2.0)])
 def test_one_sampled_release_under_replace_one_by_integration(rate: float, noise: float) -> None:
     def densities(x: float) -> tuple[float, float]:
@@ -251,7 +244,7 @@ def test_rdp_serves_and_says_why() -> None:
     late = guarantee(sampled, delta=1e-5, time_limit=-1.0)
     assert "time limit" in str(late)
     assert late.epsilon == guarantee(sampled, delta=1e-5, accountant="rdp").epsilon
-    assert "Fourier" in str(guarantee(sampled, delta=1e-14))
+    assert "delta below" in str(guarantee(sampled, delta=1e-120))
     best = dp_event.RepeatAndSelectDpEvent(events.gaussian(10.0), 5.0, 1.0)
     assert "PLD cannot take RepeatAndSelectDpEvent" in str(guarantee(best, delta=1e-6))
     drawn = dp_event.SampledWithoutReplacementDpEvent(1000, 10, events.gaussian(2.0))

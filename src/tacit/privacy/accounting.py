@@ -1,10 +1,10 @@
 """From event trees to guarantees, and from a target back to the noise that meets it.
 
 Formal guarantee: the epsilon returned is an upper bound. Unsampled Gaussian releases are composed exactly (sum of
-mu^2) and converted by the closed form. Everything else goes through dp-accounting's privacy loss distributions with
-pessimistic rounding and, where these cannot take an event or the time limit is reached, through Renyi divergences;
-the guarantee then says so. All of this is composition of mechanisms fixed in advance; spending that depends on what
-was released before is the ledger's business (privacy filters).
+mu^2) and converted by the closed form. Everything else goes through privacy loss distributions, rounded pessimistically
+(``loss``), and, where these cannot take an event, a delta or the time limit, through Renyi divergences, or without the
+gain of sampling where that is less; the guarantee then says so. All of this is composition of mechanisms fixed in
+advance; spending that depends on what was released before is the ledger's business (privacy filters).
 
 tacit applies the relation's factor itself: noise is relative to the clip C, and under REPLACE_ONE a sum moves by up
 to 2C, so an unsampled event is handed on with half its noise. Poisson sampling under REPLACE_ONE needs its own
@@ -15,51 +15,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
-import attr
 from dp_accounting import NeighboringRelation, dp_event
 from dp_accounting.rdp import RdpAccountant
 
-from tacit.privacy import events, loss
+from tacit.privacy import loss
 from tacit.privacy.budget import Budget, Guarantee, Neighbours, Unit, check_delta, delta_of, epsilon_of, mu_of_pure
-from tacit.privacy.events import DpEvent, NoisyMaxDpEvent, StreamDpEvent, gaussian, gaussian_noise, leaves
+from tacit.privacy.decompose import Terms as Terms
+from tacit.privacy.decompose import UnsupportedEvent as UnsupportedEvent
+from tacit.privacy.decompose import pure_epsilon as pure_epsilon
+from tacit.privacy.decompose import pure_of as pure_of
+from tacit.privacy.decompose import take_apart as take_apart
+from tacit.privacy.events import DpEvent, NoisyMaxDpEvent, gaussian, leaves
 
 Accountant = Literal["pld", "rdp", "gdp"]
 ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp", "gdp")
 ORDERS = tuple(1 + x / 10 for x in range(1, 100)) + tuple(range(11, 64)) + (80, 128, 192, 256, 384, 512, 1024, 4096)
-
-
-TINY = 1e-100  # noise below this counts as none
-
-
-class UnsupportedEvent(ValueError):
-    """No accountant can bound this event under this relation."""
-
-
-@dataclass
-class Terms:
-    """A tree taken apart under one relation, the relation's factor already applied."""
-
-    mu_squared: float = 0.0  # all unsampled Gaussians together
-    others: Counter[DpEvent] = field(default_factory=Counter)
-    private: bool = True
-
-    @property
-    def mu(self) -> float:
-        return math.sqrt(self.mu_squared) if self.private else math.inf
-
-    def add(self, plain: DpEvent | None, times: int) -> None:
-        """``times`` releases to which the factor was applied; None is one without noise."""
-        if plain is None:
-            self.private = False
-        elif isinstance(plain, dp_event.GaussianDpEvent):
-            self.mu_squared += times / plain.noise_multiplier**2
-        elif not (isinstance(plain, dp_event.LaplaceDpEvent) and math.isinf(plain.noise_multiplier)):
-            self.others[plain] += times
 
 
 def guarantee(
@@ -110,7 +83,7 @@ def guarantee(
     try:
         upper = loss.epsilon(terms.mu_squared, terms.others, neighbours, delta, deadline=time.monotonic() + time_limit)
     except loss.CannotTakeError as reason:
-        return promise(_rdp_epsilon(terms, neighbours, delta), "RDP", f"RDP because {reason}")
+        return promise(*_second_best(terms, neighbours, delta, str(reason)))
     return promise(upper, "PLD, pessimistic")
 
 
@@ -145,111 +118,6 @@ def noise_multiplier(
         return _smallest(spent, budget.epsilon, 1e-13 if exact or budget.pure else tolerance)
     except TimeoutError:  # RDP all the way: more noise than needed, never less
         return noise_multiplier(budget, event, neighbours=neighbours, accountant="rdp", tolerance=tolerance)
-
-
-def take_apart(event: DpEvent, neighbours: Neighbours) -> Terms:
-    """The single releases of a tree, with the relation's factor applied and all plain Gaussians merged."""
-    terms = Terms()
-    for leaf, times in leaves(event):
-        terms.add(_divided(leaf, neighbours), times)
-    return terms
-
-
-def pure_epsilon(event: DpEvent, neighbours: Neighbours) -> float:
-    """The plain sum of a tree of pure-epsilon releases (delta = 0, where a Gaussian has no place)."""
-    terms = take_apart(event, neighbours)
-    if not terms.private:
-        return math.inf
-    if terms.mu_squared > 0:
-        raise UnsupportedEvent("A Gaussian release has no pure epsilon: give a delta above 0, or use Laplace noise.")
-    return math.fsum(times * pure_of(leaf) for leaf, times in terms.others.items())
-
-
-def _divided(leaf: DpEvent, neighbours: Neighbours) -> DpEvent | None:
-    """One release as the accountants take it; None if it has no noise at all."""
-    factor = neighbours.factor
-    match leaf:
-        case dp_event.NonPrivateDpEvent():
-            return None
-        case StreamDpEvent():
-            if neighbours is Neighbours.ADD_REMOVE and leaf.fixed_places:
-                raise UnsupportedEvent(
-                    "A stream is one release only if nobody's place depends on who else is there: "
-                    "declare its subject replace-one or zero-out, not add-remove."
-                )
-            return _divided(dp_event.GaussianDpEvent(leaf.noise_multiplier), neighbours)
-        case dp_event.GaussianDpEvent() | dp_event.LaplaceDpEvent() | NoisyMaxDpEvent():
-            if not leaf.noise_multiplier >= 0:
-                raise ValueError(f"A noise multiplier is not negative; got {leaf.noise_multiplier:g}.")
-            noise = leaf.noise_multiplier / factor
-            return attr.evolve(leaf, noise_multiplier=noise) if noise > TINY else None
-        case dp_event.DiscreteLaplaceDpEvent():
-            return attr.evolve(leaf, sensitivity=leaf.sensitivity * factor) if leaf.noise_parameter else None
-        case dp_event.PoissonSampledDpEvent():
-            return _sampled(leaf, neighbours)
-        case dp_event.SampledWithoutReplacementDpEvent():
-            noise = gaussian_noise(leaf.event)
-            if neighbours is not Neighbours.REPLACE_ONE or noise is None:
-                raise UnsupportedEvent(
-                    "Sampling without replacement is bounded for Gaussian noise under replace-one only."
-                )
-            return attr.evolve(leaf, event=dp_event.GaussianDpEvent(noise / factor)) if noise else None
-        case dp_event.ZCDpEvent():
-            return attr.evolve(leaf, rho=leaf.rho * factor**2, xi=leaf.xi * factor)
-        case dp_event.RandomizedResponseDpEvent() if neighbours is Neighbours.REPLACE_ONE:
-            return leaf if leaf.noise_parameter else None
-        case dp_event.RepeatAndSelectDpEvent():
-            events.repeat_and_select(leaf.event, mean=leaf.mean, shape=leaf.shape)  # refused unless it makes sense
-            inner = take_apart(leaf.event, neighbours)
-            parts = [dp_event.SelfComposedDpEvent(e, n) for e, n in inner.others.items()]
-            if inner.mu_squared:
-                parts.append(dp_event.GaussianDpEvent(inner.mu_squared**-0.5))
-            return (
-                dp_event.RepeatAndSelectDpEvent(dp_event.ComposedDpEvent(tuple(parts)), leaf.mean, leaf.shape)
-                if inner.private
-                else None
-            )
-    raise UnsupportedEvent(f"No accountant bounds {type(leaf).__name__} under {neighbours}.")
-
-
-def _sampled(leaf: DpEvent, neighbours: Neighbours) -> DpEvent | None:
-    """A Poisson draw and what is released from it: several Gaussians of one draw are one joint Gaussian."""
-    rate, noise = leaf.sampling_probability, gaussian_noise(leaf.event)
-    if not 0 <= rate <= 1:
-        raise ValueError(f"A sample rate is a probability; got {rate:g}.")
-    if noise is not None:
-        if noise == 0:
-            return None
-        if rate == 1:
-            return dp_event.GaussianDpEvent(noise / neighbours.factor)
-        return dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise))
-    if isinstance(leaf.event, dp_event.LaplaceDpEvent) and neighbours is not Neighbours.REPLACE_ONE:
-        return leaf if leaf.event.noise_multiplier else None
-    raise UnsupportedEvent(
-        f"Poisson sampling of {type(leaf.event).__name__} under {neighbours} has no known bound: sample Gaussian "
-        "releases, or account under add-remove or zero-out."
-    )
-
-
-def pure_of(leaf: DpEvent) -> float:
-    """The epsilon of one release whose delta is 0 (the relation's factor already applied)."""
-    match leaf:
-        case dp_event.LaplaceDpEvent():
-            return 1 / float(leaf.noise_multiplier)
-        case NoisyMaxDpEvent():
-            return 2 / float(leaf.noise_multiplier)
-        case dp_event.DiscreteLaplaceDpEvent():
-            return float(leaf.noise_parameter) * int(leaf.sensitivity)
-        case dp_event.RandomizedResponseDpEvent():
-            return math.log1p((1 - leaf.noise_parameter) * leaf.num_buckets / leaf.noise_parameter)
-        case dp_event.PoissonSampledDpEvent() if isinstance(leaf.event, dp_event.LaplaceDpEvent):
-            return math.log1p(leaf.sampling_probability * math.expm1(pure_of(leaf.event)))
-        case dp_event.RepeatAndSelectDpEvent():
-            raise UnsupportedEvent(
-                "The best of a random number of runs is bounded by Renyi divergences only: give the subject the renyi "
-                "or the plan mode."
-            )
-    raise UnsupportedEvent(f"{type(leaf).__name__} is neither a plain Gaussian nor pure epsilon.")
 
 
 def _smallest(spent: Callable[[float], float], target: float, tolerance: float) -> float:
@@ -326,7 +194,8 @@ def _renyi(terms: Terms, neighbours: Neighbours, orders: Sequence[float]) -> lis
                 "Poisson sampling under replace-one is accounted by PLD only (in a ledger: the plan mode)."
             )
         if isinstance(leaf, NoisyMaxDpEvent | dp_event.DiscreteLaplaceDpEvent):  # two-point response dominates it
-            event = dp_event.RandomizedResponseDpEvent(2 / (1 + math.exp(pure_of(leaf))), 2)
+            often = math.exp(-pure_of(leaf))
+            event = dp_event.RandomizedResponseDpEvent(2 * often / (1 + often), 2)
         if isinstance(event, dp_event.RandomizedResponseDpEvent | dp_event.SampledWithoutReplacementDpEvent):
             relation = NeighboringRelation.REPLACE_ONE
         ledger = RdpAccountant(list(orders), relation)
@@ -396,4 +265,38 @@ def _delta(terms: Terms, orders: Sequence[float], divergences: Sequence[float], 
 def _rdp_epsilon(terms: Terms, neighbours: Neighbours, delta: float) -> float:
     few = Terms(terms.mu_squared, loss.rounded(terms.others, 48), terms.private)
     divergences = _renyi(few, neighbours, ORDERS)
-    return min(epsilon_of_renyi(o, r, delta) for o, r in zip(ORDERS, divergences, strict=True))
+    pairs = [(o, r) for o, r in zip(ORDERS, divergences, strict=True) if math.isfinite(r)]
+    return min((epsilon_of_renyi(o, r, delta) for o, r in pairs), default=math.inf)
+
+
+def _second_best(terms: Terms, neighbours: Neighbours, delta: float, reason: str) -> tuple[float, str, str]:
+    """Epsilon where PLD cannot serve, what gave it, and a note that says why."""
+    refused: UnsupportedEvent | None = None
+    try:
+        by_rdp = _rdp_epsilon(terms, neighbours, delta)
+    except UnsupportedEvent as error:
+        refused, by_rdp = error, math.inf
+    plain = _without_sampling(terms, neighbours, delta)
+    if plain < by_rdp:
+        return plain, "Gaussian without sampling", f"without the gain of sampling because {reason}"
+    if refused is not None:
+        raise refused
+    return by_rdp, "RDP", f"RDP because {reason}"
+
+
+def _without_sampling(terms: Terms, neighbours: Neighbours, delta: float) -> float:
+    """The bound as if everybody were always drawn; infinite if there is something that is neither Gaussian nor pure.
+
+    Formal guarantee: a draw at rate q gives the mixture of a release from everybody (q) and one without the unit
+    (1 - q), and divergences are jointly convex: they are at most q times those of the release from everybody.
+    """
+    mu_squared = terms.mu_squared
+    for event, times in terms.others.items():
+        inner = event.event if isinstance(event, dp_event.PoissonSampledDpEvent) else event
+        try:
+            gaussian_ = isinstance(inner, dp_event.GaussianDpEvent)
+            mu = neighbours.factor / inner.noise_multiplier if gaussian_ else mu_of_pure(pure_of(inner))
+        except UnsupportedEvent:
+            return math.inf
+        mu_squared += times * mu**2
+    return epsilon_of(math.sqrt(mu_squared), delta)

@@ -263,6 +263,13 @@ def mu_of_pure(epsilon: float) -> float:
     return -2 * float(ndtri(1 / (1 + math.exp(epsilon)))) if epsilon < 700 else 2 * math.sqrt(2 * epsilon)
 
 
+def sampled_pure(rate: float, epsilon: float) -> float:
+    """The epsilon of a pure-epsilon release from a Poisson draw: log(1 + rate (e^eps - 1))."""
+    if epsilon < 30:
+        return math.log1p(rate * math.expm1(epsilon))
+    return float(np.logaddexp(math.log1p(-rate) if rate < 1 else -math.inf, math.log(rate) + epsilon))
+
+
 def _minus_erfcx_slope(x: np.ndarray) -> np.ndarray:
     """-d erfcx(x)/dx = 2/sqrt(pi) - 2 x erfcx(x), by its asymptotic series where the two terms cancel."""
     with np.errstate(over="ignore", divide="ignore"):

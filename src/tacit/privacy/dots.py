@@ -1,10 +1,14 @@
-"""Privacy loss distributions as arrays: connect the dots of the two tails, multiply in Fourier space.
+"""Privacy loss distributions of single releases as arrays: connect the dots of the two tails.
 
 Formal guarantee: connecting the dots (Doroshenko et al. 2022) gives a distribution on the grid whose hockey-stick
-divergence equals the mechanism's at every grid point and is above it in between, so it dominates. Composition
-convolves; the tails that a window cannot hold, and an allowance for the rounding of the Fourier transforms, are counted
-as infinite loss. ``far`` is how many standard deviations of a Gaussian are laid out; what lies beyond counts as
-infinite loss, too.
+divergence equals the mechanism's at every grid point and is above it in between, so it dominates. ``far`` is how many
+standard deviations of a Gaussian are laid out; what lies beyond counts as infinite loss.
+
+In floating point: a tail is computed for a loss that is off by a few units in its last place (``shift``, at most 8 u of
+the largest loss) and then with a relative error of at most ``_slack`` u (the exponential in Phi(-x) alone costs x^2 u).
+Differences of tails telescope, so every tail of the distribution on the grid keeps that relative error
+(``relative``); how a cell's mass is shared among its two ends is a difference of differences, so its whole error
+bound is moved to the upper end. ``tilted`` adds both allowances to what it returns.
 """
 
 from __future__ import annotations
@@ -15,11 +19,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import ndtr
 
 Array = NDArray[np.float64]
-TAIL = 1e-15
+ULP = 2.0**-53
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class Losses:
     first: int
     probabilities: Array
     infinite: float
+    relative: float = 0.0  # by what share a tail may be too small
+    shift: float = 0.0  # by how much a loss may be too small
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,12 @@ class Tail:
     def cells(self) -> Array:
         """The mass between neighbouring grid points."""
         return np.maximum(np.where(self.above[:-1] < 0.5, -np.diff(self.above), np.diff(self.below)), 0.0)
+
+    def rounding(self) -> Array:
+        """By how much the mass of each cell may be off: its ends' own errors."""
+        small = np.minimum(self.above, self.below)
+        off = ULP * _slack(small) * small
+        return off[:-1] + off[1:]
 
 
 Tails = tuple[Tail, Tail]  # of the privacy loss, under the data set and under its neighbour
@@ -58,13 +69,21 @@ def connect(grid: float, low: float, high: float, tails: Callable[[Array], Tails
     here, there = tails(points)
     p, q = here.cells(), there.cells()
     with np.errstate(over="ignore", invalid="ignore"):
-        up = (p - q * np.exp(points[:-1])) / -math.expm1(-grid)
+        up = p + here.rounding() + (there.rounding() - q) * np.exp(points[:-1])
+        up /= -math.expm1(-grid)
     up = np.clip(np.nan_to_num(up, nan=np.inf, posinf=np.inf), 0.0, p)
     mass = np.zeros(len(points))
     mass[1:] += up
     mass[:-1] += p - up
     mass[0] += here.below[0]
-    return Losses(first, mass, float(here.above[-1]))
+    relative = 2 * ULP * float(_slack(here.above[here.above > 0][-1:]).sum())
+    return Losses(first, mass, float(here.above[-1]), relative, 8 * ULP * grid * max(abs(first), abs(last)))
+
+
+def _slack(tail: Array) -> Array:
+    """The relative error of a computed tail, in units in the last place."""
+    with np.errstate(divide="ignore"):
+        return 16 - 8 * np.log(np.maximum(tail, 1e-308))
 
 
 def gaussian(mu: float, grid: float, far: float) -> Losses:
@@ -77,7 +96,7 @@ def sampled_gaussian_remove(q: float, mu: float, grid: float, far: float) -> Los
     """(1-q) N(0, 1) + q N(mu, 1) against N(0, 1)."""
 
     def tails(e: Array) -> Tails:
-        return _normals(_crossing(np.expm1(e) + q, q, mu), [(1 - q, 0), (q, mu)], [(1, 0)])
+        return _normals(_crossing(e, q, mu), [(1 - q, 0), (q, mu)], [(1, 0)])
 
     return connect(grid, loss_at(q, mu, -far), loss_at(q, mu, far + mu), tails)
 
@@ -86,7 +105,7 @@ def sampled_gaussian_add(q: float, mu: float, grid: float, far: float) -> Losses
     """N(0, 1) against (1-q) N(0, 1) + q N(mu, 1), mirrored so that the loss rises with x."""
 
     def tails(e: Array) -> Tails:
-        return _normals(-_crossing(np.expm1(-e) + q, q, mu), [(1, 0)], [(1 - q, 0), (q, -mu)])
+        return _normals(-_crossing(-e, q, mu), [(1, 0)], [(1 - q, 0), (q, -mu)])
 
     return connect(grid, -loss_at(q, mu, far + mu), -loss_at(q, mu, -far), tails)
 
@@ -95,12 +114,13 @@ def sampled_gaussian_replace(q: float, mu: float, grid: float, far: float) -> Lo
     """(1-q) N(0, 1) + q N(mu, 1) against (1-q) N(0, 1) + q N(-mu, 1): one row for another, in the same draw."""
 
     def tails(e: Array) -> Tails:
-        # where they cross is the root of a quadratic in e^(mu x); multiplied by e^(-e/2) it cannot overflow
-        tilt, lift = (1 - q) * np.sinh(e / 2), q * math.exp(-mu * mu / 2)
-        root = np.hypot(tilt, lift)
+        # where they cross is the root of a quadratic in e^(mu x): e^(mu x) = e^(e/2) (r + sqrt(r^2 + 1)) with
+        # r = (1-q)/q sinh(e/2) e^(mu^2/2), whose logarithm cannot overflow
+        size = np.abs(e) / 2
         with np.errstate(divide="ignore"):
-            y = np.where(tilt > 0, tilt + root, lift**2 / (root - tilt)) / lift
-            x = (e / 2 + np.log(y)) / mu
+            log_r = math.log1p(-q) - math.log(q) + mu * mu / 2 + size + np.log(-np.expm1(-2 * size)) - math.log(2)
+            root = np.where(log_r > 20, log_r + math.log(2), np.arcsinh(np.exp(np.minimum(log_r, 20))))
+        x = (e / 2 + np.sign(e) * root) / mu
         return _normals(x, [(1 - q, 0), (q, mu)], [(1 - q, 0), (q, -mu)])
 
     top = loss_at(q, mu, far + mu) - loss_at(q, -mu, far + mu)
@@ -119,106 +139,28 @@ def laplace(epsilon: float, grid: float) -> Losses:
 
 def pure(epsilon: float, grid: float) -> Losses:
     """The worst pure-epsilon mechanism, randomised response: the loss is epsilon or -epsilon."""
-    often = 1 / (1 + math.exp(-epsilon))
+    often, rare = 1 / (1 + math.exp(-epsilon)), math.exp(-epsilon) / (1 + math.exp(-epsilon))
 
     def tails(e: Array) -> Tails:
         ones = np.ones_like(e)
-        return _between(e, epsilon, often * ones, (1 - often) * ones), _between(
-            e, epsilon, (1 - often) * ones, often * ones
-        )
+        return _between(e, epsilon, often * ones, rare * ones), _between(e, epsilon, rare * ones, often * ones)
 
     return connect(grid, -epsilon, epsilon, tails)
 
 
-def compose(parts: Sequence[tuple[Losses, int]]) -> Losses:
-    """All parts, each so many times, as one distribution."""
-    if len(parts) == 1 and parts[0][1] == 1:
-        return parts[0][0]
-    start = sum(times * part.first for part, times in parts)
-    low, high = _window(parts)
-    longest = max(len(part.probabilities) for part, _ in parts)
-    size = next_fast_len(max(high - low + 1, longest), real=True)
-    spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
-    finite = 0.0
-    for part, times in parts:
-        spectrum *= rfft(part.probabilities, size) ** times
-        finite += times * math.log1p(-part.infinite)
-    mass = np.roll(irfft(spectrum, size), (start - low) % size)[: high - low + 1]
-    rounding = 1e-16 * sum(times for _, times in parts)
-    return Losses(low, mass, min(1.0, -math.expm1(finite) + TAIL + rounding))
-
-
-def epsilon(losses: Losses, grid: float, delta: float) -> float:
-    """The smallest epsilon at which the hockey-stick divergence is at most ``delta``."""
-    if losses.infinite >= delta:
-        return math.inf
-
-    def divergence(place: int) -> float:
-        above = losses.probabilities[place + 1 :]
-        return losses.infinite - float(above @ np.expm1(-grid * np.arange(1, len(above) + 1)))
-
-    low, high = max(-1, -losses.first - 1), len(losses.probabilities) - 1  # epsilon is not sought below 0
-    if high < 0 or low >= high or divergence(low) <= delta:
-        return max(0.0, (losses.first + low) * grid)
-    while high - low > 1:  # the divergence is above delta at low, not at high
-        middle = (low + high) // 2
-        low, high = (middle, high) if divergence(middle) > delta else (low, middle)
-    tail = losses.probabilities[high:]
-    mass = losses.infinite + float(tail.sum()) - delta
-    weight = float(tail @ np.exp(-grid * np.arange(len(tail))))
-    return max(0.0, (losses.first + high) * grid + math.log(mass / weight))
-
-
-def _window(parts: Sequence[tuple[Losses, int]]) -> tuple[int, int]:
-    """Grid points outside which the composed losses have less than ``TAIL`` of mass, by Chernoff bounds."""
-    low = sum(times * part.first for part, times in parts)
-    high = low + sum(times * (len(part.probabilities) - 1) for part, times in parts)
-    mean = variance = 0.0
-    for part, times in parts:
-        k = np.arange(len(part.probabilities))
-        centre = float(part.probabilities @ k)
-        mean += times * (part.first + centre)
-        variance += times * max(float(part.probabilities @ (k - centre) ** 2), 1e-6)
-    # A bell wants orders near 8 standard deviations, a heavy tail of single releases some ten over its own length.
-    bell, longest = 1 / math.sqrt(variance), max(len(part.probabilities) for part, _ in parts)
-    positive = np.geomspace(min(2 * bell, 2 / longest), max(20 * bell, 40 / longest), 10)
-    orders = np.concatenate([-positive, positive])
-    logs = np.zeros_like(orders)
-    for part, times in parts:
-        logs += times * _log_mgf(part, orders)
-    bounds = (logs + math.log(2 / TAIL)) / orders
-    up, down = bounds[orders > 0], bounds[orders < 0]
-    return max(low, math.floor(down.max())), min(high, math.ceil(up.min()))
-
-
-def _log_mgf(part: Losses, orders: Array) -> Array:
-    """An upper bound on log E e^(order x loss), exact around the mean and by chords of the exponential further out."""
-    mass = np.abs(part.probabilities)
-    size, k = len(mass), np.arange(len(mass))
-    centre = int(mass @ k / mass.sum())
-    near = np.arange(max(0, centre - 512), min(size, centre + 512))
-    stride = max(1, size // 1024)
-    starts = np.unique(np.concatenate([np.arange(0, near[0] + 1, stride), near, np.arange(near[-1] + 1, size, stride)]))
-    ends = np.append(starts[1:], size) - 1
-    held = np.add.reduceat(mass, starts)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = np.where(ends > starts, (np.add.reduceat(mass * k, starts) / held - starts) / (ends - starts), 0.0)
-        low, high = np.log(held * (1 - share)), np.log(held * share)
-    ends_of = np.concatenate([starts, ends]) + part.first
-    terms = np.outer(orders, ends_of) + np.nan_to_num(np.append(low, high), nan=-np.inf)
-    largest = terms.max(axis=1)
-    return np.asarray(largest + np.log(np.exp(terms - largest[:, None]).sum(axis=1)))  # scipy's takes twice as long
-
-
 def loss_at(q: float, mu: float, x: float) -> float:
     """log of ((1-q) N(0, 1) + q N(mu, 1)) / N(0, 1) at x."""
-    return float(np.logaddexp(math.log1p(-q), math.log(q) + mu * x - mu * mu / 2))
+    exponent = mu * x - mu * mu / 2
+    if exponent < 30:
+        return math.log1p(q * math.expm1(exponent))
+    return float(np.logaddexp(math.log1p(-q), math.log(q) + exponent))
 
 
-def _crossing(rest: Array, q: float, mu: float) -> Array:
-    """Where (1-q) + q e^(mu x - mu^2/2) passes rest + (1-q)."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(rest > 0, (np.log(rest / q) + mu * mu / 2) / mu, -np.inf)
+def _crossing(e: Array, q: float, mu: float) -> Array:
+    """Where (1-q) + q e^(mu x - mu^2/2) passes e^e."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratio = np.where(e < 40, np.log1p(np.expm1(np.minimum(e, 40)) / q), e - math.log(q))
+        return np.nan_to_num((ratio + mu * mu / 2) / mu, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
 
 
 def _normals(x: Array, here: Sequence[tuple[float, float]], there: Sequence[tuple[float, float]]) -> Tails:

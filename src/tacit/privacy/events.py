@@ -132,8 +132,10 @@ def joint_noise(noise_multipliers: Iterable[float]) -> float:
     values = list(noise_multipliers)
     if any(value == 0 for value in values):
         return 0.0
-    precision = math.fsum(value**-2 for value in values)
-    return precision**-0.5 if precision != 0 else math.inf
+    least = min(values, default=math.inf)
+    if math.isinf(least):
+        return math.inf
+    return least / math.sqrt(math.fsum((least / value) ** 2 for value in values))
 
 
 def schedule(noise_multipliers: Iterable[float], sample_rate: float = 1.0) -> DpEvent:

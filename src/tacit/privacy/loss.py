@@ -1,8 +1,8 @@
 """Epsilon by privacy loss distributions, on a grid chosen so that the answer is tight and the work bounded.
 
 Formal guarantee: every discretisation rounds towards more loss, so the epsilon is an upper bound whatever the grid; the
-grid decides only how close it is. The arithmetic is ``dots``; dp-accounting serves what is rare, and the tests compare
-the rest with it.
+grid decides only how close it is. The arithmetic is ``dots`` (one release) and ``tilted`` (composition), each with its
+own bound on what floating point may hide; dp-accounting serves what is rare, and the tests compare the rest with it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import attr
@@ -18,13 +19,13 @@ from dp_accounting import dp_event
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.special import ndtri
 
-from tacit.privacy import dots
-from tacit.privacy.budget import Neighbours
+from tacit.privacy import dots, tilted
+from tacit.privacy.budget import Neighbours, sampled_pure
 from tacit.privacy.dots import Losses
 from tacit.privacy.events import DpEvent, NoisyMaxDpEvent
 
 FINEST, COARSEST, CELLS = 1e-9, 1.0, 2e6
-FLOOR = 1e-11
+FLOOR = 1e-100  # below it the tails of single releases leave the range of floating point
 DISTINCT = 256  # more different releases than this are rounded, towards less noise, to so many
 
 
@@ -42,8 +43,10 @@ def epsilon(
 ) -> float:
     """Epsilon at ``delta`` of a Gaussian of ``mu_squared`` together with ``others``, composed by PLD."""
     if delta < FLOOR:
-        raise CannotTakeError(f"a delta below {FLOOR:g} is lost in the rounding of PLD's Fourier transforms")
+        raise CannotTakeError(f"a delta below {FLOOR:g} is lost in PLD's floating point")
     others = rounded(others)
+    if len(others) > 2 * DISTINCT:
+        raise CannotTakeError(f"PLD would have to convolve {len(others)} different releases")
     far = -float(ndtri(1e-4 * delta / (1 + sum(others.values()))))  # cut tails cost a ten-thousandth of delta
     grid = _grid(mu_squared, others, far)
     parts = [(_both(dots.gaussian(math.sqrt(mu_squared), grid, far)), 1)] if mu_squared > 0 else []
@@ -54,8 +57,16 @@ def epsilon(
     if not parts:
         return 0.0
     symmetric = all(remove is add for (remove, add), _ in parts)
-    sides = [0] if symmetric else [0, 1]
-    return max(dots.epsilon(dots.compose([(pair[side], n) for pair, n in parts]), grid, delta) for side in sides)
+    try:
+        found = max(
+            tilted.epsilon(tilted.compose([(pair[side], n) for pair, n in parts], delta), grid, delta)
+            for side in ([0] if symmetric else [0, 1])
+        )
+    except tilted.TooManyCellsError:
+        raise CannotTakeError("the losses are too large for PLD's grid") from None
+    if not math.isfinite(found):
+        raise CannotTakeError("what PLD cuts off and may round away reaches delta")
+    return found
 
 
 def _pair(event: DpEvent, neighbours: Neighbours, grid: float, far: float) -> tuple[Losses, Losses]:
@@ -71,8 +82,6 @@ def _pair(event: DpEvent, neighbours: Neighbours, grid: float, far: float) -> tu
             return _from(pld.from_randomized_response(event.noise_parameter, event.num_buckets, True, grid))
         case dp_event.PoissonSampledDpEvent():
             q, inner = event.sampling_probability, event.event
-            if q == 0:
-                return _both(Losses(0, np.ones(1), 0.0))
             if isinstance(inner, dp_event.LaplaceDpEvent):
                 return _from(pld.from_laplace_mechanism(inner.noise_multiplier, 1, True, grid, q))
             mu = 1 / inner.noise_multiplier
@@ -89,26 +98,45 @@ def _both(losses: Losses) -> tuple[Losses, Losses]:
 def _from(found: Any) -> tuple[Losses, Losses]:
     """dp-accounting's own distribution, as arrays."""
     remove, add = (side.to_dense_pmf() for side in (found._pmf_remove, found._pmf_add))
-    pair = [Losses(side._lower_loss, np.asarray(side._probs), side._infinity_mass) for side in (remove, add)]
+    reach = max(abs(side._lower_loss) + len(side._probs) for side in (remove, add)) * found._pmf_remove._discretization
+    pair = [
+        Losses(side._lower_loss, np.asarray(side._probs), side._infinity_mass, 1e3 * dots.ULP, 8 * dots.ULP * reach)
+        for side in (remove, add)
+    ]
     return _both(pair[0]) if found._symmetric else (pair[0], pair[1])
 
 
 def rounded(others: Counter[DpEvent], distinct: int | None = None) -> Counter[DpEvent]:
-    """A long schedule of different Gaussians as a few, each a little less noisy than it was."""
+    """A long schedule of different releases as a few, each with a little less noise or a higher rate than it had.
+
+    Formal guarantee: less noise costs more; so does a higher rate, as a draw at a lower one is a mixture of it with no
+    draw at all. What has no noise multiplier stays as it is.
+    """
     distinct = distinct or DISTINCT
     if len(others) <= distinct:
         return others
-    noises = [_noise(event) for event in others]
-    if any(noise is None for noise in noises):
-        raise CannotTakeError(f"PLD would have to convolve {len(others)} different releases")
-    low = min(noise for noise in noises if noise is not None)
-    high = max(noise for noise in noises if noise is not None)
-    ratio = (high / low) ** (1 / distinct)
+    noises = {noise for event in others if (noise := _noise(event)) is not None}
+    rarities = {1 / rate for event in others if (rate := _rate(event)) is not None}
+    cells = distinct if min(len(noises), len(rarities)) <= 1 else math.isqrt(distinct)
+    less_noise, less_rare = _floor(noises, cells), _floor(rarities, cells)
     few: Counter[DpEvent] = Counter()
     for event, times in others.items():
-        place = math.log((_noise(event) or low) / low) / math.log(ratio)
-        few[_with_noise(event, low * ratio ** math.floor(place))] += times
+        noise, rate = _noise(event), _rate(event)
+        if noise is None:
+            few[event] += times
+            continue
+        more = None if rate is None else min(max(rate, 1 / less_rare(1 / rate)), 1.0)
+        few[_with(event, less_noise(noise), more)] += times
     return few
+
+
+def _floor(values: set[float], cells: int) -> Callable[[float], float]:
+    """Rounds down to one of ``cells`` numbers that lie evenly in the logarithm; exact where there are no more."""
+    low, high = min(values, default=1.0), max(values, default=1.0)
+    step = math.log(high / low) / cells
+    if len(values) <= cells or not 0 < step < math.inf:
+        return lambda value: value
+    return lambda value: min(value, low * math.exp(step * math.floor(math.log(value / low) / step)))
 
 
 def _noise(event: DpEvent) -> float | None:
@@ -116,9 +144,13 @@ def _noise(event: DpEvent) -> float | None:
     return getattr(inner, "noise_multiplier", None)
 
 
-def _with_noise(event: DpEvent, noise: float) -> DpEvent:
-    if isinstance(event, dp_event.PoissonSampledDpEvent):
-        return attr.evolve(event, event=_with_noise(event.event, noise))
+def _rate(event: DpEvent) -> float | None:
+    return float(event.sampling_probability) if isinstance(event, dp_event.PoissonSampledDpEvent) else None
+
+
+def _with(event: DpEvent, noise: float, rate: float | None) -> DpEvent:
+    if rate is not None:
+        return dp_event.PoissonSampledDpEvent(rate, attr.evolve(event.event, noise_multiplier=noise))
     return attr.evolve(event, noise_multiplier=noise)
 
 
@@ -139,6 +171,8 @@ def _grid(mu_squared: float, others: Counter[DpEvent], far: float) -> float:
     if edges:  # a loss with a hard edge is rounded up there by half a step each time, not evened out
         together = sum(times * reach for times, reach in edges) + math.sqrt(variance)
         fine = min(fine, max(1e-4 * together / sum(times for times, _ in edges), together / 3e5))
+    if not reach <= CELLS * COARSEST:
+        raise CannotTakeError("the losses are too large for PLD's grid")
     return min(max(fine, reach / CELLS, FINEST), COARSEST)
 
 
@@ -152,11 +186,9 @@ def _spread(event: DpEvent, far: float) -> tuple[float, float]:
     match event:
         case dp_event.PoissonSampledDpEvent() if isinstance(event.event, dp_event.GaussianDpEvent):
             q, mu = event.sampling_probability, 1 / event.event.noise_multiplier
-            if q == 0:
-                return 0.0, 0.0
             return min(q * math.sqrt(math.expm1(min(mu * mu, 50.0))), mu), dots.loss_at(q, mu, far + mu)
         case dp_event.PoissonSampledDpEvent():
-            loss = math.log1p(event.sampling_probability * math.expm1(1 / event.event.noise_multiplier))
+            loss = sampled_pure(event.sampling_probability, 1 / event.event.noise_multiplier)
         case dp_event.LaplaceDpEvent():
             loss = 1 / event.noise_multiplier
         case NoisyMaxDpEvent():
