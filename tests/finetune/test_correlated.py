@@ -62,6 +62,17 @@ def test_the_noise_has_the_covariance_and_the_scale_of_its_strategy(strategy: st
     assert error < 0.05  # seven standard deviations of a variance from 40,000 numbers
 
 
+@pytest.mark.parametrize(("strategy", "passes"), [("buffered", 1), ("buffered", 3), ("banded:4", 3), ("full", 2)])
+def test_a_replacement_in_another_batch_costs_no_more_than_two_units(strategy: str, passes: int) -> None:
+    """Who goes is in one batch, who comes in another: over all pairs of batches, in the charged sensitivity."""
+    event = DPFTRL(batches=4, passes=passes, strategy=strategy).event(1.5, 100)
+    assert isinstance(event, StreamDpEvent)
+    mixing = strategy_of(event)
+    C, s = matrix(mixing), mixing.sensitivity(passes, 4)
+    columns = [C[:, place::4].sum(1) for place in range(4)]
+    assert max(np.linalg.norm(one + other) for one in columns for other in columns) <= 2 * s * (1 + 1e-12)
+
+
 def test_a_run_is_one_charge_and_one_gaussian(tmp_path: Path) -> None:
     optimiser = DPFTRL(batches=5, passes=2, lr=0.1)
     assert optimiser.steps == 10
