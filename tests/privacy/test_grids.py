@@ -14,9 +14,10 @@ import torch
 from scipy.stats import binomtest
 from torch import Tensor
 
+from tacit.finetune import DPFTRL, DPSGD, AdpClip, fit
 from tacit.finetune.adaptive import QuantileClip
 from tacit.finetune.zeroth_order import Slopes
-from tacit.privacy import events, grids
+from tacit.privacy import Ledger, events, grids
 from tacit.privacy.budget import Neighbours, Unit
 from tacit.privacy.grids import Grid
 from tacit.privacy.mechanisms import GaussianStream, gaussian
@@ -158,6 +159,16 @@ def test_a_noise_that_no_grid_holds_is_refused() -> None:
     for event, bound in ((events.gaussian(1e300), 1e9), (events.gaussian(1e-300), 1.0), (events.gaussian(1.0), 1e-250)):
         with pytest.raises(ReceiptError, match="beyond what float64"):
             gaussian(one(torch.zeros(3), bound), paid(event))
+
+
+@pytest.mark.parametrize("optimiser", [DPSGD(batch=4, steps=3), AdpClip(batch=4, steps=3), DPFTRL(batches=2)])
+def test_it_is_refused_before_the_charge(optimiser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grids, "_DEAREST", 1e-9)
+    data, ledger = (torch.randn(8, 4), torch.randint(0, 3, (8,))), Ledger("sqlite://")
+    more: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "size": 8, "ledger": ledger, "neighbours": "zero-out"}
+    with pytest.raises(ValueError, match="train fewer parameters"):
+        fit(torch.nn.Linear(4, 3), data, optimiser=optimiser, scheme="full", head="keep", **more)
+    assert "charge" not in {entry.kind for entry in ledger.entries()}
 
 
 def rounded(values: Tensor, grid: Grid) -> Tensor:

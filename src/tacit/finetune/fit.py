@@ -25,7 +25,7 @@ from tacit.finetune.standardise import Standardise
 from tacit.finetune.tasks import Classes, Task, outputs_of
 from tacit.finetune.updates import Updater
 from tacit.models import head_of
-from tacit.privacy import Budget, Guarantee, Ledger, Neighbours, Receipt, Unit
+from tacit.privacy import Budget, Guarantee, Ledger, Neighbours, Receipt, Unit, mechanisms
 from tacit.privacy.events import check_count
 from tacit.progress import shown
 from tacit.recipes import Progress
@@ -175,6 +175,7 @@ def fit(
         else:
             account = open_account(optimiser, promise, ledger, subject, others=others, seed=seed)
         optimiser.check_split(asker, account.scale)
+        mechanisms.check(asker.nobody(), account.event, noise=asker.split(account.scale))
         if standardise is not None:
             table = cast(Table, ready.records)
             ready.standardised(standardise.release(table, promise.size, account.ledger, account.subject, seed))

@@ -42,7 +42,7 @@ from torch import Tensor
 
 _BELOW_NOISE, _BELOW_BOUND, _FINEST, _DEAREST = 2.0**-20, 2.0**-14, 2.0**-26, 2.0**-4
 _RANGE = 1e-200, 1e200  # of a standard deviation and a bound: all that is computed from them is a normal float64
-_CHUNK = 1 << 15  # coordinates at a time: half a megabyte, which stays in cache from pass to pass
+_CHUNK = 1 << 15  # coordinates at a time: a quarter of a megabyte, which stays in cache from pass to pass
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,10 @@ def fix(multiplier: float, bound: float, size: int) -> Grid:
     std, root = multiplier * bound, math.sqrt(max(size, 1))
     step = max(min(_BELOW_NOISE * std, _BELOW_BOUND * bound / root), _FINEST * std)
     if not (all(_RANGE[0] < value < _RANGE[1] for value in (std, bound)) and step * root <= _DEAREST * bound):
-        raise ValueError(f"Noise of {std:g} on contributions up to {bound:g} is beyond what float64 holds on a grid.")
+        raise ValueError(
+            f"Noise of {std:g} on {size:,} numbers with contributions up to {bound:g} is beyond what float64 holds on "
+            "a grid: train fewer parameters, or make fewer steps or spend more, so that each step needs less noise."
+        )
     step = math.ldexp(0.5, math.frexp(step)[1])  # the power of two at or below it
     return Grid(step, multiplier * (bound + step * root) * (1 + 2.0**-48))
 

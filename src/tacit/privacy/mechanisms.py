@@ -19,11 +19,11 @@ from torch import Tensor
 from tacit.privacy import grids
 from tacit.privacy.budget import Neighbours
 from tacit.privacy.correlated import Mixer, Strategy, by_name
-from tacit.privacy.events import NoisyMaxDpEvent, StreamDpEvent, is_sampled, joint_noise
+from tacit.privacy.events import DpEvent, NoisyMaxDpEvent, StreamDpEvent, is_sampled, joint_noise, leaves
 from tacit.privacy.grids import Grid
 from tacit.privacy.noise import NoiseKey
 from tacit.privacy.queries import BoundedSum, GridSum, Norm
-from tacit.privacy.receipts import Receipt, ReceiptError, take
+from tacit.privacy.receipts import Receipt, ReceiptError, released, take
 
 dp.enable_features("contrib")
 
@@ -168,6 +168,26 @@ def noisy_max(scores: GridSum, receipt: Receipt) -> int:
         return int(torch.argmax(torch.tensor(scores.total, dtype=torch.float64) + noise))
     space = dp.vector_domain(dp.atom_domain(T="i64")), dp.linf_distance(T="i64")
     return int((space >> dp.m.then_noisy_max(dp.max_divergence(), scale=scale))(_integers(scores)))
+
+
+def check(total: BoundedSum, event: DpEvent, *, noise: Mapping[str, float] | None = None) -> None:
+    """Refuse, before a charge, an event whose noise no public grid holds for sums like this (its values are not read).
+
+    Raises:
+        ValueError: what ``gaussian`` or ``GaussianStream`` would refuse once the charge is made.
+    """
+    most = 0.0
+    for leaf in (released(leaf) for leaf, _ in leaves(event)):
+        if isinstance(leaf, StreamDpEvent):
+            stretch = strategy_of(leaf).sensitivity(leaf.contributions, leaf.separation, leaf.blocks)
+            most = max(most, leaf.noise_multiplier * stretch)
+        elif isinstance(leaf, dp_event.GaussianDpEvent):
+            most = max(most, leaf.noise_multiplier)
+    if most:
+        try:
+            _grids(total, _bounds(total), most if noise is None else 0.0, noise)
+        except ReceiptError as reason:
+            raise ValueError(str(reason)) from None
 
 
 def strategy_of(event: StreamDpEvent) -> Strategy:
