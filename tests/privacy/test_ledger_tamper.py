@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from tacit.privacy import Budget, Ledger, LedgerDamaged, LedgerError, events, storage
+from tacit.privacy import Budget, Ledger, LedgerDamaged, LedgerError, events, leases, storage
 from tacit.privacy.state import canonical
 from tacit.privacy.storage import digest
 
@@ -129,7 +129,14 @@ def rechain(connection: Connection) -> None:
         (4, {"cost": 1}, "another price"),
         (4, {"cost": None}, "another price"),
         (4, {"event": {"type": "GaussianDpEvent", "noise_multiplier": 3000.0}}, "another price"),
+        (4, {"cost": -1}, "costs less than nothing"),
+        (4, {"cost": True}, "costs less than nothing"),
+        (4, {"event": {"type": "LaplaceDpEvent", "noise_multiplier": -0.1}}, "cannot be charged: A noise multiplier"),
+        (4, {"event": {"type": "GaussianDpEvent"}}, "lacks a field"),
+        (4, {"state": "0" * 64}, "says another total"),
         (7, {"refund": 2**90}, "returns what its receipt never paid"),
+        (7, {"refund": -1}, "returns what its receipt never paid"),
+        (7, {"used": 5}, "releases that may have been made"),
         (1, {"epsilon": 0.01}, "overspends s"),
     ],
 )
@@ -141,6 +148,78 @@ def test_a_rewritten_chain_must_still_make_sense(
         rechain(connection)
     with pytest.raises(LedgerDamaged, match=sentence):
         written.verify()
+
+
+def test_a_charge_is_refused_on_a_total_that_the_chain_does_not_say(written: Ledger) -> None:
+    """Not only ``verify``: what an edit of the running total would give back cannot be spent."""
+    table, event = storage.subjects, events.gaussian(1000.0)
+    open_ = written.charge("s", event, stage="x")
+    entries = len(written.entries())
+    with behind_its_back(written.url) as connection:
+        kept = connection.execute(sa.select(table.c.state).where(table.c.name == "s")).scalar_one()
+        edited = canonical(json.loads(kept) | {"spent": 0})
+        connection.execute(sa.update(table).where(table.c.name == "s").values(state=edited))
+    for attempt in (
+        lambda: written.charge("s", event, stage="x"),
+        lambda: written.settle(open_),
+        lambda: leases.extend(written, open_, 1),
+        lambda: written.spent("s"),
+        lambda: written.remaining("s"),
+        lambda: written.total(),
+    ):
+        with pytest.raises(LedgerDamaged, match="running total of s is not what its last entry says"):
+            attempt()
+    assert len(written.entries()) == entries
+    written.charge("t", event, stage="x")  # nothing happened to the other
+    with behind_its_back(written.url) as connection:
+        connection.execute(sa.update(table).where(table.c.name == "s").values(state=kept))
+    written.charge("s", event, stage="x")
+    written.verify()
+
+
+def test_a_charge_is_refused_behind_a_cut_or_an_edited_tail(written: Ledger) -> None:
+    table, event = storage.entries, events.gaussian(1000.0)
+    with behind_its_back(written.url) as connection:
+        write_body(connection, 7, body_of(connection, 7) | {"refund": 0})
+    with pytest.raises(LedgerDamaged, match="Entry 7 was changed"):
+        written.charge("s", event, stage="x")
+    with behind_its_back(written.url) as connection:
+        connection.execute(sa.delete(table).where(table.c.seq == 7))
+    with pytest.raises(LedgerDamaged, match="should end with entry 7"):
+        written.charge("s", event, stage="x")
+
+
+def test_a_ledger_of_version_1_goes_on_and_is_compared_all_the_same(written: Ledger) -> None:
+    """Its entries do not say the total: they are added up again, until a new entry says it."""
+    with behind_its_back(written.url) as connection:
+        for seq in range(3, 8):
+            body = body_of(connection, seq)
+            body.pop("state")
+            write_body(connection, seq, body)
+        rechain(connection)
+        connection.exec_driver_sql("DROP INDEX ix_tacit_entries_by_subject")
+        connection.execute(sa.update(storage.meta).values(value="1"))
+        kept = connection.execute(
+            sa.select(storage.subjects.c.state).where(storage.subjects.c.name == "s")
+        ).scalar_one()
+    before = written.spent("s")
+    with Ledger(written.url, create=False) as again:
+        assert again.spent("s") == before
+        assert again.verify() == 7
+        with behind_its_back(written.url) as connection:
+            edited = canonical(json.loads(kept) | {"spent": 0})
+            connection.execute(sa.update(storage.subjects).where(storage.subjects.c.name == "s").values(state=edited))
+        with pytest.raises(LedgerDamaged, match="running total of s"):
+            again.charge("s", events.gaussian(1000.0), stage="x")
+        with behind_its_back(written.url) as connection:
+            connection.execute(sa.update(storage.subjects).where(storage.subjects.c.name == "s").values(state=kept))
+        again.charge("s", events.gaussian(1000.0), stage="x")
+        assert again.verify() == 8
+        assert "state" in again.entries()[-1].body
+        with behind_its_back(written.url) as connection:
+            assert connection.execute(sa.select(storage.meta.c.value)).scalar_one() == "2"
+            indexes = sa.inspect(connection).get_indexes("tacit_entries")
+        assert "ix_tacit_entries_by_subject" in {index["name"] for index in indexes}
 
 
 def test_a_rewritten_chain_that_makes_sense_is_found_by_a_head(written: Ledger) -> None:
@@ -213,7 +292,7 @@ def test_a_newer_schema_is_refused(ledger_url: str) -> None:
     Ledger(ledger_url).close()
     with behind_its_back(ledger_url) as connection:
         connection.execute(sa.update(storage.meta).values(value="99"))
-    with pytest.raises(LedgerError, match=r"schema version 99; this tacit knows up to 1\. Upgrade tacit"):
+    with pytest.raises(LedgerError, match=r"schema version 99; this tacit knows up to 2\. Upgrade tacit"):
         Ledger(ledger_url)
 
 
@@ -225,15 +304,16 @@ def test_an_older_schema_is_migrated_step_by_step(ledger_url: str, monkeypatch: 
         "ALTER TABLE tacit_subjects ADD COLUMN colour VARCHAR(10)",
         "UPDATE tacit_subjects SET colour = 'green'",
     ]
-    monkeypatch.setattr(storage, "SCHEMA_VERSION", 3)
+    now = storage.SCHEMA_VERSION
+    monkeypatch.setattr(storage, "SCHEMA_VERSION", now + 2)
     monkeypatch.setattr(
-        storage, "MIGRATIONS", {v: (lambda c, s=s: c.exec_driver_sql(s)) for v, s in enumerate(steps, start=1)}
+        storage, "MIGRATIONS", {v: (lambda c, s=s: c.exec_driver_sql(s)) for v, s in enumerate(steps, start=now)}
     )
     with Ledger(ledger_url, create=False) as ledger:
         assert ledger.verify(receipt.head) == 2
     with behind_its_back(ledger_url) as connection:
         assert connection.exec_driver_sql("SELECT colour FROM tacit_subjects").scalar_one() == "green"
-        assert connection.execute(sa.select(storage.meta.c.value)).scalar_one() == "3"
+        assert connection.execute(sa.select(storage.meta.c.value)).scalar_one() == str(now + 2)
     Ledger(ledger_url).close()  # and not again
 
 
@@ -244,8 +324,9 @@ def test_a_migration_that_fails_changes_nothing(ledger_url: str, monkeypatch: py
         connection.exec_driver_sql("ALTER TABLE tacit_subjects ADD COLUMN colour VARCHAR(10)")
         connection.exec_driver_sql("UPDATE nowhere SET x = 1")
 
-    monkeypatch.setattr(storage, "SCHEMA_VERSION", 2)
-    monkeypatch.setattr(storage, "MIGRATIONS", {1: broken})
+    now = storage.SCHEMA_VERSION
+    monkeypatch.setattr(storage, "SCHEMA_VERSION", now + 1)
+    monkeypatch.setattr(storage, "MIGRATIONS", {now: broken})
     with pytest.raises(LedgerError, match="nowhere"):
         Ledger(ledger_url)
     monkeypatch.undo()

@@ -1,6 +1,8 @@
 """Replay: the same releases again with the kept key, by one process at a time, and never a refund for what was made."""
 
+import ast
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -131,6 +133,133 @@ def test_what_was_given_away_never_becomes_less(ledger: Ledger) -> None:
     assert [entry.body["upto"] for entry in ledger.entries() if entry.kind == "lease"] == [8, 8, 8]
     ledger.settle(last, made)
     assert ledger.spent("s").mu == pytest.approx((8 / 16) ** 0.5)
+    ledger.verify()
+
+
+@pytest.mark.parametrize("used", [None, 0, 2, 5, 8])
+def test_settling_after_a_replay_returns_nothing_that_may_have_been_released(ledger: Ledger, used: int | None) -> None:
+    """Seven of ten were made on a lease of eight; whatever the new holder says, eight stay spent."""
+    receipt = charged(ledger)
+    secret = replay.keep(ledger, receipt)
+    leases.extend(ledger, receipt, 8)
+    for _ in range(7):
+        released(receipt)
+    again, made = replay.take_up(Ledger(ledger.url), receipt.id, secret, 0)
+    assert made == 8
+    ledger.settle(again, used)
+    assert ledger.spent("s").mu == pytest.approx((8 / 16) ** 0.5, rel=1e-12)
+    assert ledger.entries()[-1].body["used"] == 8
+    ledger.verify()
+
+
+def test_a_second_replay_and_what_it_leases_stay_spent(ledger: Ledger) -> None:
+    """Ten leased by nobody: three by the first, six by the second, which dies; the third settles at once."""
+    receipt = charged(ledger)
+    secret = replay.keep(ledger, receipt)
+    leases.extend(ledger, receipt, 3)
+    second, _ = replay.take_up(ledger, receipt.id, secret, 0)
+    leases.extend(ledger, second, 6)
+    third, made = replay.take_up(ledger, receipt.id, secret, 0)
+    assert made == 6
+    leases.begin(ledger, third)  # which takes nothing back
+    assert replay.keep(ledger, third) == secret
+    fourth, made = replay.take_up(ledger, receipt.id, secret, 0)
+    assert made == 6
+    ledger.settle(fourth)
+    assert ledger.spent("s").mu == pytest.approx((6 / 16) ** 0.5, rel=1e-12)
+    ledger.verify()
+
+
+def test_what_the_holder_itself_leased_and_did_not_make_comes_back(ledger: Ledger) -> None:
+    receipt = charged(ledger)
+    replay.keep(ledger, receipt)
+    leases.extend(ledger, receipt, 8)
+    released(receipt)
+    ledger.settle(receipt)
+    assert ledger.spent("s").mu == pytest.approx(1 / 4, rel=1e-12)
+    ledger.verify()
+
+
+def test_a_kept_key_stops_what_is_not_leased(ledger: Ledger) -> None:
+    """Else releases were made that the chain knows nothing of, and a replay would return them."""
+    receipt = charged(ledger)
+    replay.keep(ledger, receipt)
+    with pytest.raises(ReceiptError, match="used up"):
+        released(receipt)
+    leased = ledger.charge("s", events.gaussian(4.0, steps=STEPS), stage="test")
+    leases.extend(ledger, leased, 5)
+    replay.keep(ledger, leased)
+    with pytest.raises(ReceiptError, match="used up"):
+        released(leased)
+
+
+@pytest.mark.parametrize("used", [-1, 11, 2.5, True, "2", float("nan")])
+def test_a_wrong_number_takes_nothing_up(ledger: Ledger, used: object) -> None:
+    receipt = charged(ledger)
+    secret = replay.keep(ledger, receipt)
+    entries = len(ledger.entries())
+    with pytest.raises(ReceiptError, match="cannot be right"):
+        replay.take_up(ledger, receipt.id, secret, used)  # type: ignore[arg-type]
+    assert len(ledger.entries()) == entries
+    leases.extend(ledger, receipt, 1)  # it holds it still
+    released(receipt)
+
+
+def test_who_was_overtaken_in_this_process_stops_at_once(ledger: Ledger) -> None:
+    """Two receipts with one key in one notebook: the older releases nothing more, whatever was leased to it."""
+    receipt = charged(ledger)
+    secret = replay.keep(ledger, receipt)
+    leases.extend(ledger, receipt, 8)
+    first = [released(receipt) for _ in range(2)]
+    again, _ = replay.take_up(ledger, receipt.id, secret, 0)
+    with pytest.raises(ReceiptError, match="used up"):
+        released(receipt, value=-0.5)
+    leases.extend(ledger, again, 8)
+    assert [released(again) for _ in range(2)] == first
+
+
+def test_who_was_overtaken_and_still_runs_releases_the_same_and_no_more_than_its_lease(tmp_path: Path) -> None:
+    """The old process uses up its lease after it was overtaken: the new one's values, and they stay spent."""
+    ledger = Ledger(f"sqlite:///{tmp_path / 'l.db'}")
+    ledger.subject("s", Budget(20.0, 1e-6))
+    to_old, from_new = os.pipe()
+    to_new, from_old = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            own = Ledger(ledger.url)
+            receipt = own.charge("s", events.gaussian(4.0, steps=STEPS), stage="test")
+            secret = replay.keep(own, receipt)
+            leases.extend(own, receipt, 6)
+            mine = [released(receipt) for _ in range(3)]
+            os.write(from_old, f"{receipt.id} {secret}\n".encode())
+            os.read(to_old, 1)  # overtaken
+            mine += [released(receipt) for _ in range(3)]
+            for attempt in (
+                lambda: released(receipt),
+                lambda: leases.extend(own, receipt, 1),
+                lambda: leases.check_holder(own, receipt),
+                lambda: own.settle(receipt),
+            ):
+                with pytest.raises((ReceiptError, LedgerError), match=r"used up|Another process"):
+                    attempt()
+            (tmp_path / "old").write_text(repr(mine))
+            code = 0
+        finally:
+            os._exit(code)
+    receipt_id, secret = os.read(to_new, 1000).decode().split()
+    again, made = replay.take_up(ledger, receipt_id, secret, 2)
+    assert made == 6
+    os.write(from_new, b"1")
+    assert os.waitpid(pid, 0)[1] == 0
+    leases.extend(ledger, again, 2)
+    mine = [released(again) for _ in range(2)]
+    old = ast.literal_eval((tmp_path / "old").read_text())
+    assert len(old) == 6
+    assert mine == old[2:4]
+    ledger.settle(again)
+    assert ledger.spent("s").mu == pytest.approx((6 / 16) ** 0.5, rel=1e-12)
     ledger.verify()
 
 

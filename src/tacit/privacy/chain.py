@@ -1,21 +1,31 @@
-"""The hash chain: appending to it, and finding what was changed behind its back."""
+"""The hash chain: appending to it, and finding what was changed behind its back.
+
+Formal guarantee: a subject's total is used only if the last entry on that subject, which the chain's head stands
+behind, says that total (``subject``). What an edited row, a lost or an added one would change is noticed before a
+charge is accepted, and not only by ``verify``.
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from tacit.privacy import storage
-from tacit.privacy.events import from_json
+from tacit.privacy.events import from_json, releases
 from tacit.privacy.filters import Mode, fits, to_units
 from tacit.privacy.state import Subject
 from tacit.privacy.storage import LedgerError
 
 _HEAD = sa.select(storage.head.c.seq, storage.head.c.hash).where(storage.head.c.id == 1).with_for_update()
 _APPEND = sa.insert(storage.entries)
+_END = sa.select(storage.entries.c.seq, storage.entries.c.hash).where(storage.entries.c.seq >= sa.bindparam("end"))
+_FIND = sa.select(storage.subjects).where(storage.subjects.c.name == sa.bindparam("wanted"))
+_ENTRIES = sa.select(storage.entries).where(storage.entries.c.subject == sa.bindparam("wanted"))
+_LAST = _ENTRIES.order_by(storage.entries.c.seq.desc()).limit(1)
 _ADVANCE = sa.update(storage.head).where(storage.head.c.id == 1)
 
 
@@ -47,6 +57,46 @@ def append(connection: Connection, kind: str, subject: str, receipt: str | None,
     return head_of(seq, digest)
 
 
+def subject(connection: Connection, name: str) -> Subject | None:
+    """A subject and its total, if the chain's last entry on it says the same; None if there is none of that name.
+
+    The entries of ledgers before version 2 do not say it: there the subject's entries are added up again.
+    """
+    end = current(connection)  # which makes every other writer wait
+    if [(row.seq, row.hash) for row in connection.execute(_END, {"end": end[0] or 1})] != ([end] if end[0] else []):
+        raise LedgerDamaged(f"The ledger should end with entry {end[0]} and does not: rows were removed or added.")
+    row = connection.execute(_FIND, {"wanted": name}).one_or_none()
+    last = connection.execute(_LAST, {"wanted": name}).one_or_none()
+    if row is None and last is None:
+        return None
+    if row is None or last is None:
+        raise LedgerDamaged("The list of subjects is not the one that the entries declare.")
+    _check_hash(last)
+    known, told = Subject.read(row.name, row.terms, row.state), json.loads(last.body).get("state")
+    if told is None:
+        told = _added_up(connection, name).fingerprint
+    if told != known.fingerprint:
+        raise LedgerDamaged(
+            f"The running total of {name} is not what its last entry says: the ledger was edited. Nothing was charged."
+        )
+    return known
+
+
+def _added_up(connection: Connection, name: str) -> Subject:
+    subjects: dict[str, Subject] = {}
+    charged: dict[str, Charged] = {}
+    for row in connection.execute(_ENTRIES.order_by(storage.entries.c.seq), {"wanted": name}):
+        _replay(subjects, charged, row)
+    return subjects[name]
+
+
+def made_before(connection: Connection, receipt_id: str) -> int:
+    """The releases of a receipt that earlier holders were given and may have made: nobody gets them back."""
+    table = storage.entries
+    query = sa.select(table.c.body).where(table.c.receipt == receipt_id, table.c.kind == "resumed")
+    return max((int(json.loads(body)["upto"]) for body in connection.execute(query).scalars()), default=0)
+
+
 def last_lease(connection: Connection, receipt_id: str) -> tuple[str, dict[str, Any]] | None:
     """The newest word on who holds a receipt and how far its releases are given away: its kind and what it says."""
     current(connection)  # which makes every other writer wait
@@ -71,15 +121,12 @@ def verify(connection: Connection, head: str | None) -> int:
     wanted = _parse(head)
     seq, previous = 0, storage.START
     subjects: dict[str, Subject] = {}
-    charged: dict[str, int] = {}  # what each receipt may still return
+    charged: dict[str, Charged] = {}
     for row in connection.execute(sa.select(storage.entries).order_by(storage.entries.c.seq)):
         if row.seq != seq + 1:
             raise LedgerDamaged(f"Entry {seq + 1} is missing.")
         seq = row.seq
-        if row.previous != previous or row.hash != storage.digest(
-            row.seq, row.kind, row.subject, row.receipt, row.body, row.previous
-        ):
-            raise LedgerDamaged(f"Entry {seq} was changed after it was written.")
+        _check_hash(row, previous)
         previous = row.hash
         if wanted and wanted[0] == seq and wanted[1] != row.hash:
             raise LedgerDamaged(
@@ -103,7 +150,22 @@ def verify(connection: Connection, head: str | None) -> int:
     return seq
 
 
-def _replay(subjects: dict[str, Subject], charged: dict[str, int], row: sa.Row[tuple[object, ...]]) -> None:
+@dataclass
+class Charged:
+    """What the chain knows of a receipt that is not settled."""
+
+    cost: int  # what it may return at most
+    releases: int
+    made: int = 0  # releases of earlier holders: they stay spent
+
+
+def _check_hash(row: sa.Row[tuple[object, ...]], previous: str | None = None) -> None:
+    parts = (row.seq, row.kind, row.subject, row.receipt, row.body, row.previous)
+    if row.hash != storage.digest(*parts) or previous not in (None, row.previous):
+        raise LedgerDamaged(f"Entry {row.seq} was changed after it was written.")
+
+
+def _replay(subjects: dict[str, Subject], charged: dict[str, Charged], row: sa.Row[tuple[object, ...]]) -> None:
     if row.kind == "subject":
         subjects[row.subject] = Subject.read(row.subject, row.body, "{}")
         return
@@ -111,29 +173,57 @@ def _replay(subjects: dict[str, Subject], charged: dict[str, int], row: sa.Row[t
     if known is None:
         raise LedgerDamaged(f"Entry {row.seq} charges {row.subject}, which no entry declares.")
     if row.kind in _LEASES:
-        if row.receipt not in charged:
-            raise LedgerDamaged(f"Entry {row.seq} leases a receipt that no entry charges, or a settled one.")
-        return
-    if row.kind == "settle":
-        if not 0 <= body["refund"] <= charged.pop(row.receipt, -1):
+        after = known
+        _check_lease(row, body, charged.get(row.receipt))
+    elif row.kind == "settle":
+        paid = charged.pop(row.receipt, None)
+        if paid is None or not (_whole(body["refund"]) and 0 <= body["refund"] <= paid.cost):
             raise LedgerDamaged(f"Entry {row.seq} returns what its receipt never paid.")
-        subjects[row.subject] = known.minus(body["refund"])
-        return
-    cost = body["cost"]
+        if not (_whole(body["used"]) and paid.made <= body["used"] <= paid.releases):
+            raise LedgerDamaged(f"Entry {row.seq} returns releases that may have been made.")
+        after = known.minus(body["refund"])
+    else:
+        try:
+            after = _recharged(known, row.seq, body)
+        except ValueError as error:
+            raise LedgerDamaged(f"Entry {row.seq} charges what cannot be charged: {error}") from None
+        charged[row.receipt] = Charged(cost=body["cost"] or 0, releases=releases(from_json(body["event"])))
+    if body.get("state", after.fingerprint) != after.fingerprint:
+        raise LedgerDamaged(f"Entry {row.seq} says another total of {row.subject} than the sum of its entries.")
+    subjects[row.subject] = after
+
+
+def _check_lease(row: sa.Row[tuple[object, ...]], body: dict[str, Any], paid: Charged | None) -> None:
+    if paid is None:
+        raise LedgerDamaged(f"Entry {row.seq} leases a receipt that no entry charges, or a settled one.")
+    if not (_whole(body["upto"]) and paid.made <= body["upto"] <= paid.releases):
+        raise LedgerDamaged(f"Entry {row.seq} leases what was not paid for, or takes back what may have been released.")
+    if row.kind == "resumed":
+        paid.made = body["upto"]
+
+
+def _recharged(known: Subject, seq: int, body: dict[str, Any]) -> Subject:
+    """The subject after a charge, at the price that its event has here."""
+    cost, event = body["cost"], from_json(body["event"])
+    if not (cost is None or (_whole(cost) and cost >= 0)):
+        raise LedgerDamaged(f"Entry {seq} costs less than nothing.")
     if known.terms.mode is Mode.PLAN:
         after = known.take_planned(body["event"])
-        if after is None:
-            raise LedgerDamaged(f"Entry {row.seq} is not in the plan of {row.subject}.")
+        if after is None or cost != 0:
+            raise LedgerDamaged(f"Entry {seq} is not in the plan of {known.name}.")
     else:
-        again = to_units(known.terms.cost(from_json(body["event"])))
+        again = to_units(known.terms.cost(event))
         # a cost may differ in its last digits between machines; never by more than the filters' own tolerance
         if (again is None) != (cost is None) or (again is not None and abs(again - cost) > again * 1e-9 + 1):
-            raise LedgerDamaged(f"Entry {row.seq} was charged at another price than its event has.")
+            raise LedgerDamaged(f"Entry {seq} was charged at another price than its event has.")
         if not fits(known.spent, cost, known.terms.cap):
-            raise LedgerDamaged(f"Entry {row.seq} overspends {row.subject}.")
+            raise LedgerDamaged(f"Entry {seq} overspends {known.name}.")
         after = known.plus(cost)
-    charged[row.receipt] = cost or 0
-    subjects[row.subject] = after.marked(body["seeded"])
+    return after.marked(body["seeded"])
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _parse(head: str | None) -> tuple[int, str] | None:

@@ -50,7 +50,7 @@ class Terms:
 def take_apart(event: DpEvent, neighbours: Neighbours) -> Terms:
     """The single releases of a tree, with the relation's factor applied and all plain Gaussians merged."""
     terms = Terms()
-    for leaf, times in leaves(event):
+    for leaf, times in leaves(events.check(event)):
         terms.add(_divided(leaf, neighbours), times)
     return terms
 

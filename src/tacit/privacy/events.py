@@ -5,12 +5,17 @@ meaning. Events are never removed from ``_KNOWN``; a new meaning gets a new name
 
 In every event the noise is relative to the bound of one unit's contribution (the clip), whatever the neighbour
 relation: the accountant applies the relation's factor.
+
+Formal guarantee: every number of an event, and of what is inside it, is checked (``check``) when it is made by a
+function of this module, written, and read. Outside of its range a formula has no meaning: a negative scale of Laplace
+noise would be priced below zero.
 """
 
 from __future__ import annotations
 
 import math
 import numbers
+import sys
 from collections.abc import Iterable, Iterator
 from numbers import Integral
 from typing import Any, ClassVar
@@ -60,6 +65,9 @@ class NoisyMaxDpEvent(DpEvent):  # type: ignore[misc]
     noise_multiplier: float
 
 
+_MOST = 2**53  # releases: floats count exactly up to it
+_DEEPEST = 50
+_LARGEST = sys.float_info.max
 STRATEGIES, SIZED = ("independent", "full", "banded", "buffered"), ("banded", "buffered")
 _KNOWN: dict[str, type[DpEvent]] = {
     cls.__name__: cls
@@ -85,24 +93,24 @@ _KNOWN: dict[str, type[DpEvent]] = {
 
 def gaussian(noise_multiplier: float, steps: int = 1) -> DpEvent:
     """``steps`` noisy sums over everybody."""
-    return repeat(dp_event.GaussianDpEvent(noise_multiplier), steps)
+    return repeat(check(dp_event.GaussianDpEvent(noise_multiplier)), steps)
 
 
 def laplace(noise_multiplier: float, steps: int = 1) -> DpEvent:
     """``steps`` queries with Laplace noise, its scale relative to the L1 bound."""
-    return repeat(dp_event.LaplaceDpEvent(noise_multiplier), steps)
+    return repeat(check(dp_event.LaplaceDpEvent(noise_multiplier)), steps)
 
 
 def noisy_max(noise_multiplier: float) -> DpEvent:
     """One private choice of the best of several candidates."""
-    return NoisyMaxDpEvent(noise_multiplier)
+    return check(NoisyMaxDpEvent(noise_multiplier))
 
 
 def poisson(sample_rate: float, event: DpEvent, steps: int = 1) -> DpEvent:
     """``steps`` times: draw each unit with probability ``sample_rate``, then release ``event`` from that one draw."""
     if not 0 < sample_rate <= 1:
         raise ValueError(f"A sample rate is a probability above 0; got {sample_rate:g}.")
-    return repeat(event if sample_rate == 1 else dp_event.PoissonSampledDpEvent(sample_rate, event), steps)
+    return repeat(check(event if sample_rate == 1 else dp_event.PoissonSampledDpEvent(sample_rate, event)), steps)
 
 
 def repeat_and_select(event: DpEvent, *, mean: float, shape: float) -> DpEvent:
@@ -111,21 +119,12 @@ def repeat_and_select(event: DpEvent, *, mean: float, shape: float) -> DpEvent:
     The number is drawn from the truncated negative binomial distribution of ``shape`` (1: geometric, 0: logarithmic)
     on 1, 2, ... or, with ``shape=inf``, from the Poisson distribution, where it may be 0; ``mean`` is its mean.
     """
-    if not 1 <= mean < math.inf:
-        raise ValueError(f"A search has at least one trial in the mean, and finitely many; got {mean:g}.")
-    if not shape >= 0:
-        raise ValueError(f"The shape is 0 (logarithmic), above it (1: geometric) or inf (Poisson); got {shape:g}.")
-    parts = [leaf for leaf, _ in leaves(event)]
-    if not parts:
-        raise ValueError("A trial that releases nothing cannot be selected: give the event of one trial and its score.")
-    if any(isinstance(leaf, StreamDpEvent | dp_event.RepeatAndSelectDpEvent) for leaf in parts):
-        raise ValueError("A trial is made of single releases: there is no stream and no other search inside it.")
-    return dp_event.RepeatAndSelectDpEvent(event, float(mean), float(shape))
+    return check(dp_event.RepeatAndSelectDpEvent(event, float(mean), float(shape)))
 
 
 def joint(noise_multipliers: Iterable[float]) -> DpEvent:
     """Several sums of the same rows, each with its own noise: one Gaussian with 1/z^2 = sum 1/z_i^2."""
-    return dp_event.GaussianDpEvent(joint_noise(noise_multipliers))
+    return check(dp_event.GaussianDpEvent(joint_noise(noise_multipliers)))
 
 
 def joint_noise(noise_multipliers: Iterable[float]) -> float:
@@ -153,15 +152,7 @@ def stream(
     blocks: int = 1,
 ) -> DpEvent:
     """A stream in which nobody takes part in more than ``contributions`` steps: one release in all."""
-    for value in (steps, contributions, separation, blocks):
-        check_count(value, "A stream's steps, contributions, separation and blocks")
-    name, _, size = strategy.partition(":")
-    if name not in STRATEGIES or (size and not (name in SIZED and size.isdigit() and int(size) > 0)):
-        raise ValueError(
-            f"There is no noise called {strategy!r}; choose one of {', '.join(STRATEGIES)}, "
-            "or banded:BANDS and buffered:BUFFERS with their size."
-        )
-    return StreamDpEvent(noise_multiplier, steps, strategy, contributions, separation, blocks)
+    return check(StreamDpEvent(noise_multiplier, steps, strategy, contributions, separation, blocks))
 
 
 def passes(
@@ -175,6 +166,94 @@ def passes(
 def check_count(value: int, what: str) -> None:
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{what} must be whole and at least 1; got {value!r}.")
+    if value > _MOST:
+        raise ValueError(f"{what} must be at most 2^53, up to where they can be counted; got {value!r}.")
+
+
+def check(event: DpEvent, *, finite: bool = False, depth: int = 0) -> DpEvent:
+    """The event, if every number of it and of what is inside it is in its range; refused otherwise.
+
+    ``finite``: noise must be finite, too. An accountant may ask about infinite noise, but no mechanism draws it.
+    """
+    if depth > _DEEPEST:
+        raise ValueError(f"An event is nested at most {_DEEPEST} deep.")
+    match event:
+        case dp_event.GaussianDpEvent() | dp_event.LaplaceDpEvent() | NoisyMaxDpEvent() | StreamDpEvent():
+            most = _LARGEST if finite else math.inf
+            _within(event.noise_multiplier, "A noise multiplier is a number, not negative and not infinite", 0, most)
+            if isinstance(event, StreamDpEvent):
+                for value in (event.steps, event.contributions, event.separation, event.blocks):
+                    check_count(value, "A stream's steps, contributions, separation and blocks")
+                _check_strategy(event.strategy)
+        case dp_event.DiscreteLaplaceDpEvent():
+            _within(event.noise_parameter, "The parameter of discrete Laplace noise is finite and not negative")
+            check_count(event.sensitivity, "The sensitivity of a query with discrete Laplace noise")
+        case dp_event.RandomizedResponseDpEvent():
+            _within(event.noise_parameter, "The parameter of randomized response is a probability", 0, 1)
+            check_count(event.num_buckets, "The number of answers of randomized response")
+            _within(event.num_buckets, "Randomized response chooses among at least 2 answers", 2)
+        case dp_event.ZCDpEvent():
+            _within(event.rho, "The rho of zero-concentrated privacy is finite and not negative")
+            _within(event.xi, "The xi of zero-concentrated privacy is finite and not negative")
+        case dp_event.SelfComposedDpEvent():
+            check_count(event.count, "The number of releases")
+            check(event.event, finite=finite, depth=depth + 1)
+        case dp_event.ComposedDpEvent():
+            for part in event.events:
+                check(part, finite=finite, depth=depth + 1)
+        case dp_event.PoissonSampledDpEvent():
+            _within(event.sampling_probability, "A sample rate is a probability", 0, 1)
+            _check_inside(event.event, finite, depth)
+        case dp_event.SampledWithoutReplacementDpEvent():
+            check_count(event.source_dataset_size, "The size of a data set")
+            check_count(event.sample_size, "The size of a sample")
+            most = event.source_dataset_size
+            _within(event.sample_size, "A sample without replacement is not larger than its data set", 1, most)
+            _check_inside(event.event, finite, depth)
+        case dp_event.RepeatAndSelectDpEvent():
+            _within(event.mean, "A search has at least one trial in the mean, and finitely many", 1)
+            shapes = "The shape is 0 (logarithmic), above it (1: geometric) or inf (Poisson)"
+            _within(event.shape, shapes, 0, math.inf)
+            _check_inside(event.event, finite, depth)
+            if any(
+                isinstance(leaf, StreamDpEvent | dp_event.RepeatAndSelectDpEvent) for leaf, _ in leaves(event.event)
+            ):
+                raise ValueError(
+                    "A trial is made of single releases: there is no stream and no other search inside it."
+                )
+        case dp_event.NoOpDpEvent() | dp_event.NonPrivateDpEvent():
+            pass
+        case _:
+            name = type(event).__name__
+            raise ValueError(
+                f"A {name} cannot be charged: make an event with tacit.privacy.events, such as gaussian(2.0)."
+            )
+    return event
+
+
+def _check_inside(event: DpEvent, finite: bool, depth: int) -> None:
+    """What is sampled or selected releases something."""
+    check(event, finite=finite, depth=depth + 1)
+    if next(leaves(event), None) is None:
+        raise ValueError("A draw or a trial that releases nothing cannot be charged: give the event of its releases.")
+
+
+def _within(value: Any, sentence: str, low: float = 0.0, high: float = _LARGEST) -> None:
+    try:
+        number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # a whole number beyond all floats
+        number = math.nan
+    if not low <= number <= high:
+        raise ValueError(f"{sentence}; got {value!r}.")
+
+
+def _check_strategy(strategy: str) -> None:
+    name, _, size = str(strategy).partition(":")
+    if name not in STRATEGIES or (size and not (name in SIZED and size.isdigit() and int(size) > 0)):
+        raise ValueError(
+            f"There is no noise called {strategy!r}; choose one of {', '.join(STRATEGIES)}, "
+            "or banded:BANDS and buffered:BUFFERS with their size."
+        )
 
 
 def compose(events: Iterable[DpEvent]) -> DpEvent:
@@ -202,9 +281,14 @@ def leaves(event: DpEvent, times: int = 1) -> Iterator[tuple[DpEvent, int]]:
                 yield from leaves(part)
     elif not isinstance(event, dp_event.NoOpDpEvent):
         if isinstance(event, StreamDpEvent):
-            for value in (event.steps, event.contributions, event.separation, event.blocks):
-                check_count(value, "A stream's steps, contributions, separation and blocks")
+            check(event)
         yield event, times
+
+
+def releases(event: DpEvent) -> int:
+    """How often a mechanism may be called on a tree: once per leaf, and once per step of a stream."""
+    parts = leaves(event)
+    return sum(n * (e.steps * e.blocks if isinstance(e, StreamDpEvent) else 1) for e, n in parts)
 
 
 def same(one: DpEvent, other: DpEvent, *, within: float = 1e-12) -> bool:
@@ -238,34 +322,41 @@ def is_sampled(event: DpEvent) -> bool:
 
 
 def to_json(event: DpEvent) -> dict[str, Any]:
-    """A tree as plain data, the form in which the ledger keeps it."""
-    name = type(event).__name__
-    if name not in _KNOWN:
-        raise ValueError(f"A {name} cannot be charged: make an event with tacit.privacy.events, such as gaussian(2.0).")
+    """A tree as plain data, the form in which the ledger keeps it; refused if a number of it is out of its range."""
+    return _tree(check(event))
+
+
+def _tree(event: DpEvent) -> dict[str, Any]:
     fields = {field.name: getattr(event, field.name) for field in attr.fields(type(event))}
-    return {"type": name} | {key: _plain(value) for key, value in fields.items()}
+    return {"type": type(event).__name__} | {key: _plain(value) for key, value in fields.items()}
 
 
 def from_json(data: dict[str, Any]) -> DpEvent:
-    """The tree that ``to_json`` wrote."""
-    fields = dict(data)
-    name = fields.pop("type", None)
-    if name not in _KNOWN:
-        raise ValueError(f"Unknown event {name!r}: it was written by a newer tacit, or the file is damaged.")
-    return _KNOWN[name](**{key: _event(value) for key, value in fields.items()})
+    """The tree that ``to_json`` wrote; refused if a number of it is out of its range."""
+    return check(_event(data))
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, DpEvent):
-        return to_json(value)
+        return _tree(value)
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value if isinstance(value, str) else int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def _event(value: Any) -> Any:
-    if isinstance(value, dict):
-        return from_json(value)
     if isinstance(value, list):
         return [_event(item) for item in value]
-    return value
+    if not isinstance(value, dict):
+        return value
+    fields = dict(value)
+    name = fields.pop("type", None)
+    if name not in _KNOWN:
+        raise ValueError(f"Unknown event {name!r}: it was written by a newer tacit, or the file is damaged.")
+    made = {key: _event(inner) for key, inner in fields.items()}
+    if set(made) - {field.name for field in attr.fields(_KNOWN[name])}:
+        raise ValueError(f"A {name} has other fields than these: it was written by a newer tacit, or it is damaged.")
+    try:
+        return _KNOWN[name](**made)
+    except TypeError:
+        raise ValueError(f"A {name} lacks a field: the file is damaged.") from None

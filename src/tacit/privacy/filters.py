@@ -31,6 +31,7 @@ from tacit.privacy.events import DpEvent, is_sampled, leaves
 CHOSEN = "if charges were chosen by earlier releases,"
 _UNITS = 2**96
 _TOLERANCE = Fraction(1, 10**12)
+_ROUNDING = 1e-12
 
 
 class Mode(StrEnum):
@@ -78,7 +79,21 @@ class Terms:
         return _cap(self.mode, self.budget, self.order)
 
     def cost(self, event: DpEvent) -> float:
-        """What an event adds to the filter; infinite for one without noise. Refused if this mode cannot take it."""
+        """What an event adds to the filter; infinite for one without noise. Refused if this mode cannot take it.
+
+        It is a number and at least 0: an event that a formula would price below, or beyond floating point, is refused.
+        """
+        try:
+            found = self._cost(event)
+        except ArithmeticError:
+            raise accounting.UnsupportedEvent(
+                "The price of this event is beyond floating point: its noise is too small or too large."
+            ) from None
+        if not found >= -_ROUNDING:
+            raise accounting.UnsupportedEvent(f"The price of this event came out as {found:g}: no release costs that.")
+        return max(0.0, found)  # a divergence that rounding has put just below 0
+
+    def _cost(self, event: DpEvent) -> float:
         match self.mode:
             case Mode.GAUSSIAN:
                 if is_sampled(event):

@@ -7,7 +7,10 @@ a secret that the caller keeps in a private file and that is worth nothing a sec
 
 Formal guarantee: no two processes ever hold the same releases of a receipt. Each process that takes a stream up gets a
 holder's name, written into the chain; a lease is only granted to the last holder, and a saved state is handed out once,
-in the transaction that writes who took it.
+in the transaction that writes who took it. A process that was overtaken and still runs can do no more than use up the
+lease it has: these releases have a key of their own, count as made and never come back. (The exception is ``replay``,
+where the key is the same on purpose.) Releases on a lease are made in the order of the event, so that their number says
+which they were.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import Any
 from sqlalchemy.engine import Connection
 
 from tacit.privacy import chain
-from tacit.privacy.events import StreamDpEvent
+from tacit.privacy.events import StreamDpEvent, check_count
 from tacit.privacy.ledger import Ledger
 from tacit.privacy.mechanisms import GaussianStream
 from tacit.privacy.noise import NoiseKey
@@ -47,25 +50,35 @@ def extend(ledger: Ledger, receipt: Receipt, releases: int) -> int:
     """
     if not receipt.live:
         raise ReceiptError(f"Receipt {receipt.id[:8]} is closed or belongs to another process: lease nothing on it.")
-    if releases < 1:
-        raise ValueError(f"A lease is at least one release, not {releases}.")
-    upto = min(receipt.used + releases, receipt.releases)
+    check_count(releases, "A lease is at least one release: its releases")
+    if not receipt.in_order:
+        raise ReceiptError(
+            f"On receipt {receipt.id[:8]} releases were made in another order than that of its event: it cannot be "
+            "leased any more."
+        )
+    upto = min(receipt.used + int(releases), receipt.releases)
     with ledger._transaction() as connection:
         holder = held_by(connection, receipt)
-        last = last_word(connection, receipt.id)
-        most = upto if last is None else max(upto, int(last["upto"]))
-        note(connection, "lease", receipt, {"upto": most, "holder": holder})
+        note(connection, "lease", receipt, {"upto": max(upto, given(connection, receipt.id)), "holder": holder})
     receipt._use["leased"] = upto
     return upto
 
 
 def begin(ledger: Ledger, receipt: Receipt) -> None:
     """From here on nothing is released without a lease: a process that takes the receipt up later can rely on it."""
-    if not receipt.live or receipt.used:
-        raise ReceiptError(f"Receipt {receipt.id[:8]} is closed or in use already: leasing begins before it.")
+    check_charged(receipt)
+    stop_at_start(receipt)
     with ledger._transaction() as connection:
-        note(connection, "lease", receipt, {"upto": 0, "holder": held_by(connection, receipt)})
-    receipt._use["leased"] = 0
+        body = {"upto": given(connection, receipt.id), "holder": held_by(connection, receipt)}
+        note(connection, "lease", receipt, body)
+
+
+def stop_at_start(receipt: Receipt) -> None:
+    """Let nothing be released on a receipt without a lease; refused if something was."""
+    with receipt._use["lock"]:  # no thread releases between the question and the limit
+        if not receipt.live or receipt.used:
+            raise ReceiptError(f"Receipt {receipt.id[:8]} is closed or in use already: leasing begins before it.")
+        receipt._use["leased"] = 0
 
 
 def settled(ledger: Ledger, receipt_id: str) -> bool:
@@ -152,7 +165,7 @@ def _take_up(ledger: Ledger, told: Receipt, secret: Secret | None) -> tuple[Rece
         if last is None:
             raise ReceiptError(f"Receipt {told.id[:8]} was never leased: nobody knows what was released on it.")
         exact = secret is not None and secret.receipt == told.id and last.get("token") == digest(secret)
-        used = int(last["upto"])
+        used = given(connection, told.id)
         note(connection, "resumed", told, {"upto": used, "holder": holder, "exact": exact})
     if exact and secret is not None:
         key = NoiseKey.from_secret(secret.key, seeded=told.seeded)
@@ -165,7 +178,16 @@ def _take_up(ledger: Ledger, told: Receipt, secret: Secret | None) -> tuple[Rece
 
 
 def note(connection: Connection, kind: str, receipt: Receipt, body: dict[str, Any]) -> None:
-    chain.append(connection, kind, receipt.subject, receipt.id, canonical(body))
+    known = chain.subject(connection, receipt.subject)
+    if known is None:
+        raise ReceiptError(f"Receipt {receipt.id[:8]} was charged in another ledger.")
+    chain.append(connection, kind, receipt.subject, receipt.id, canonical(body | {"state": known.fingerprint}))
+
+
+def given(connection: Connection, receipt_id: str) -> int:
+    """Up to which release the chain says a receipt was given away; never below what earlier holders were given."""
+    last = last_word(connection, receipt_id)
+    return 0 if last is None else max(int(last["upto"]), chain.made_before(connection, receipt_id))
 
 
 def held_by(connection: Connection, receipt: Receipt) -> str:

@@ -7,8 +7,11 @@
 Formal guarantee: the sum of what was charged to a subject (less what ``settle`` returned unused) never passes the cap
 of its composition mode (see ``filters``), whatever number of processes charge at once and whenever any is killed; a
 receipt exists only after its charge is on disk. Entries are hash-chained, and receipts carry the chain's head, so
-that ``verify`` finds an edited row, a cut tail and an old copy put back. That is evidence: it cannot stop the owner of
-the file.
+that ``verify`` finds an edited row, a cut tail and an old copy put back; a charge is accepted only if the subject's
+total is the one that its last entry says. That is evidence: it cannot stop the owner of the file.
+
+No charge costs less than nothing, and none that cannot be priced is written. What comes back is settled against the
+chain's own record: what an earlier holder of a receipt was given (see ``leases`` and ``replay``) stays spent.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from tacit.privacy import accounting, chain, storage, totals
 from tacit.privacy.budget import Budget, Guarantee, Neighbours, Unit
-from tacit.privacy.events import DpEvent, StreamDpEvent, from_json, leaves, to_json
+from tacit.privacy.events import DpEvent, StreamDpEvent, check, from_json, leaves, to_json
 from tacit.privacy.filters import Mode, Terms, count, fits, to_units
 from tacit.privacy.noise import NoiseKey
 from tacit.privacy.receipts import Receipt, ReceiptError, check_charged
@@ -38,7 +41,6 @@ from tacit.privacy.state import Subject, canonical
 from tacit.privacy.storage import LedgerError
 from tacit.privacy.totals import Remaining
 
-_FIND = sa.select(storage.subjects).where(storage.subjects.c.name == sa.bindparam("wanted"))
 _SAVE = sa.update(storage.subjects).where(storage.subjects.c.name == sa.bindparam("wanted"))
 
 
@@ -95,7 +97,9 @@ class Ledger:
         """Declare a data set or stream, once and for all; declaring it again with the same terms changes nothing.
 
         ``mode`` is ``gaussian`` unless the budget is pure or a ``plan`` is given. ``order`` fixes the renyi mode's
-        order (by default the best one for plain Gaussians). ``disjoint_from`` names subjects that share nobody with it.
+        order (by default the best one for plain Gaussians). ``disjoint_from`` names subjects that share nobody with it;
+        under replace-one that also says that which subject a unit is in does not depend on the values that are
+        replaced (a record that moves from one to the other when its value changes is in both).
         """
         if not name or len(name) > 200 or not name.isprintable():
             raise ValueError("A subject has a printable name of at most 200 characters.")
@@ -131,8 +135,8 @@ class Ledger:
 
     def subjects(self) -> list[Subject]:
         with self._transaction() as connection:
-            rows = connection.execute(sa.select(storage.subjects).order_by(storage.subjects.c.name))
-            return [Subject.read(row.name, row.terms, row.state) for row in rows]
+            names = connection.execute(sa.select(storage.subjects.c.name).order_by(storage.subjects.c.name))
+            return [self._get(connection, name) for name in names.scalars().all()]
 
     # -- spending ----------------------------------------------------------------------------------------------------
 
@@ -155,7 +159,8 @@ class Ledger:
         name = str(getattr(subject, "name", subject))
         if bound is not None and not 0 < bound < float("inf"):
             raise ValueError(f"A bound is above 0 and finite; got {bound:g}.")
-        event_json = to_json(event)
+        event_json = to_json(check(event, finite=True))
+        event = from_json(event_json)  # what is written is what is priced and released
         if count(event) == 0:
             raise ValueError("This event releases nothing: there is nothing to charge.")
         if not isinstance(event, StreamDpEvent) and any(isinstance(leaf, StreamDpEvent) for leaf, _ in leaves(event)):
@@ -191,6 +196,7 @@ class Ledger:
                 "bound": bound,
                 "seeded": seed is not None,
                 "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                "state": after.fingerprint,
             }
             head = chain.append(connection, "charge", name, receipt_id, canonical(body))
             self._save(connection, after)
@@ -202,10 +208,10 @@ class Ledger:
 
         By default ``used`` is what ``mechanisms`` released on it; give more if a loop counts steps of its own.
         Only the process that holds the live receipt can settle it, and never below what ``mechanisms`` released on it.
+        What the chain says was given to earlier holders counts as used, whatever ``used`` says: they may have made it.
         A stream costs the same from its first step on, and a plan refunds nothing; both are simply closed. If the
         ledger cannot be written, the receipt is closed all the same and its charge stays spent.
         """
-        used = receipt.used if used is None else used
         if not receipt.live:
             raise LedgerError(
                 f"Receipt {receipt.id[:8]} is closed or belongs to another process: its charge stays spent."
@@ -213,21 +219,29 @@ class Ledger:
         with self._transaction() as connection:
             known = self._get(connection, receipt.subject)
             check_charged(receipt)
-            self._charged(connection, receipt.id)
+            before = json.loads(self._charged(connection, receipt.id).body)["cost"]
             last = chain.last_lease(connection, receipt.id)
+            if last is not None and last[0] == "settle":
+                raise LedgerError(f"Receipt {receipt.id[:8]} was settled already.")
             if last is not None and last[1].get("holder") != receipt._use.get("holder"):
                 raise LedgerError(f"Another process has taken up receipt {receipt.id[:8]}: its charge stays spent.")
             try:
+                used = receipt.counted(used, least=chain.made_before(connection, receipt.id))
                 kept = receipt.close(used)
             except ReceiptError as error:
                 raise LedgerError(str(error)) from None
-            refund = 0
-            before, after = to_units(known.terms.cost(receipt.event)), to_units(known.terms.cost(kept))
+            refund, after = 0, to_units(known.terms.cost(kept))
             if known.terms.mode is not Mode.PLAN and before is not None and after is not None:
                 refund = max(0, before - after)
-            body = {"used": used, "refund": refund, "time": datetime.now(UTC).isoformat(timespec="milliseconds")}
+            settled = known.minus(refund)
+            body = {
+                "used": used,
+                "refund": refund,
+                "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                "state": settled.fingerprint,
+            }
             chain.append(connection, "settle", receipt.subject, receipt.id, canonical(body))
-            self._save(connection, known.minus(refund))
+            self._save(connection, settled)
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -311,9 +325,7 @@ class Ledger:
             yield connection
 
     def _find(self, connection: Connection, name: str) -> Subject | None:
-        chain.current(connection)  # which makes every other writer wait
-        row = connection.execute(_FIND, {"wanted": name}).one_or_none()
-        return None if row is None else Subject.read(row.name, row.terms, row.state)
+        return chain.subject(connection, name)
 
     def _get(self, connection: Connection, name: str) -> Subject:
         known = self._find(connection, name)

@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 from dp_accounting import dp_event
@@ -121,20 +122,34 @@ class Receipt:
         with self._use["lock"]:
             if self._use["closed"]:
                 raise ReceiptError(f"Receipt {self.id[:8]} is closed already.")
-            used = self.used if used is None else used
-            if not self.used <= used <= self.releases:
-                raise ReceiptError(
-                    f"Receipt {self.id[:8]} released {self.used} of {self.releases}: {used} cannot be right."
-                )
+            more = self.counted(used) - self.used
+            kept = []
+            for (leaf, times), slot in zip(leaves(self.event), self._use["slots"], strict=True):
+                extra = min(slot.left, more)
+                more -= extra
+                made = _count(leaf, times) - slot.left + extra
+                if made:
+                    kept.append(repeat(leaf, times if isinstance(leaf, StreamDpEvent) else made))
             self._use["closed"] = True
-        kept, more = [], used - self.used
-        for (leaf, times), slot in zip(leaves(self.event), self._use["slots"], strict=True):
-            extra = min(slot.left, more)
-            more -= extra
-            made = _count(leaf, times) - slot.left + extra
-            if made:
-                kept.append(repeat(leaf, times if isinstance(leaf, StreamDpEvent) else made))
         return compose(kept)
+
+    def counted(self, used: int | None = None, *, least: int = 0) -> int:
+        """How many releases count as made, of which ``used`` are said to be: at least ``least``, and no number else."""
+        told = self.used if used is None else used
+        whole = isinstance(told, Integral) and not isinstance(told, bool)
+        if not whole or not self.used <= told <= self.releases:
+            raise ReceiptError(
+                f"Receipt {self.id[:8]} released {self.used} of {self.releases}: {told!r} cannot be right."
+            )
+        return max(int(told), least)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether what was released so far is the first of the tree, and nothing behind it."""
+        parts = zip(leaves(self.event), self._use["slots"], strict=True)
+        left = [(slot.left, _count(leaf, times)) for (leaf, times), slot in parts]
+        first = next((place for place, (now, _) in enumerate(left) if now), len(left))
+        return all(now == all_ for now, all_ in left[first + 1 :])
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_key": None, "_use": self._use | {"lock": None, "process": None}}
@@ -197,6 +212,13 @@ def take(receipt: Receipt, kind: type[DpEvent], bound: float) -> tuple[DpEvent, 
             raise ReceiptError(
                 f"Receipt {receipt.id[:8]} paid for units that are drawn with probability {slot.rate:g}: draw them "
                 "with tacit.privacy.sampling.draw, then release."
+            )
+        first = _next(receipt) or slot
+        if "leased" in receipt._use and first is not slot:
+            # whoever resumes it later knows a number of releases, not which they were
+            raise ReceiptError(
+                f"Releases on a lease are made in the order of the event: the next one on receipt {receipt.id[:8]} "
+                f"is a {first.kind.__name__}."
             )
         slot.left -= 1
         receipt._use["used"] += 1

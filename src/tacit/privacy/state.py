@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -74,6 +75,11 @@ class Subject:
         return canonical(
             {"spent": self.spent, "taken": list(self.taken), "charges": self.charges, "seeded": self.seeded}
         )
+
+    @property
+    def fingerprint(self) -> str:
+        """What every entry of the chain says of the subject's terms and total as they stand after it."""
+        return hashlib.sha256(f"{self.terms_json}\n{self.state_json}".encode()).hexdigest()
 
     def plus(self, cost: int | None) -> Subject:
         spent = None if self.spent is None or cost is None else self.spent + cost
