@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+HANG = 1800.0  # seconds: no machine is so slow; a limit that only stops what hangs
 BIN = Path(sys.executable).parent
 PROJECT = Path(__file__).parents[2] / "examples" / "recalibration"
 
@@ -95,7 +96,7 @@ class Network:
         process = self.processes.pop(name)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(10)
+        process.wait(HANG)
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
@@ -107,7 +108,7 @@ class Network:
             shutil.copytree(project, copy)
         out = self.folder / f"result-{time.monotonic_ns()}.json"
         settings = {key.replace("_", "-"): value for key, value in settings.items()} | {"out": str(out)}
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANG
         while True:  # the superlink may still be starting
             told = self._flwr("run", str(copy), "here", "--run-config", toml(settings), "--format", "json")
             if told.get("run-id"):
@@ -115,7 +116,7 @@ class Network:
             assert time.monotonic() < deadline, f"no run could be started: {told}\n{self.log('link')[-2000:]}"
             time.sleep(0.3)
 
-    def finish(self, run: str, out: Path, limit: float = 120) -> tuple[str, dict[str, Any]]:
+    def finish(self, run: str, out: Path, limit: float = HANG) -> tuple[str, dict[str, Any]]:
         """How a run ended, as Flower says, and its result. The exit code of `flwr run` says nothing about it."""
         deadline = time.monotonic() + limit
         while not out.exists():
@@ -126,7 +127,7 @@ class Network:
             time.sleep(0.2)
         return status, json.loads(out.read_text())
 
-    def run(self, limit: float = 120, **settings: Any) -> tuple[str, dict[str, Any]]:
+    def run(self, limit: float = HANG, **settings: Any) -> tuple[str, dict[str, Any]]:
         return self.finish(*self.submit(**settings), limit=limit)
 
     def status(self, run: str) -> str:
@@ -134,15 +135,31 @@ class Network:
         return next((str(one["status"]) for one in runs if str(one["run-id"]) == run), "unknown")
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
-        """What a command of Flower prints; it may hang after it has printed everything."""
-        command = [str(BIN / "flwr"), *arguments]
-        try:
-            done = subprocess.run(command, env=self.environment, cwd=self.folder, capture_output=True, timeout=60)
-            printed = done.stdout
-        except subprocess.TimeoutExpired as late:
-            printed = late.stdout or b""
-        try:
-            found: dict[str, Any] = json.loads(printed)
-        except ValueError:
-            return {"said": printed.decode(errors="replace")}
-        return found
+        """What a command of Flower prints; it may hang after it has printed everything, and is ended then."""
+        command, printed = [str(BIN / "flwr"), *arguments], self.folder / f"flwr-{time.monotonic_ns()}.out"
+        with printed.open("wb") as out:
+            process = subprocess.Popen(
+                command,
+                env=self.environment,
+                cwd=self.folder,
+                stdout=out,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + HANG
+        while (told := _read(printed)) is None and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        told = told or _read(printed)
+        return {"said": printed.read_text(errors="replace")} if told is None else told
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """The whole object that a file holds; None as long as it does not."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError:
+        return None
+    return found

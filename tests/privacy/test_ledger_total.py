@@ -142,3 +142,27 @@ def test_what_the_budgets_promise_is_never_below_what_was_spent(ledger_url: str)
         assert spent.mu == pytest.approx(1 / 50)
         assert promised.mu == pytest.approx(math.hypot(mu_of(1.0, 1e-6), mu_of(2.0, 1e-6)), rel=1e-9)
         assert "their budgets together hold" in str(spent)
+
+
+@pytest.mark.parametrize("apart", [[], ["a"]])
+def test_a_total_over_several_units_lists_them_all(ledger: Ledger, apart: list[str]) -> None:
+    """Also where the subjects are disjoint and the worst of them is of one unit."""
+    ledger.subject("a", BUDGET, unit="sample")
+    ledger.subject("b", BUDGET, unit="patient", neighbours="zero-out", disjoint_from=apart)
+    ledger.charge("a", events.gaussian(8.0), stage="x")
+    ledger.charge("b", events.gaussian(9.0), stage="x")
+    total = ledger.total()
+    assert total.unit == "patient or sample"
+    assert total.neighbours is None
+    assert "(a: one sample, b: one patient)" in str(total)
+    assert total.mu == pytest.approx(1 / 8 if apart else math.hypot(1 / 8, 1 / 9), rel=1e-12)
+
+
+def test_disjoint_under_replace_one_says_what_it_rests_on(ledger: Ledger) -> None:
+    ledger.subject("a", BUDGET)
+    ledger.subject("b", BUDGET, disjoint_from=["a"])
+    ledger.charge("a", events.gaussian(8.0), stage="x")
+    assert "does not depend on the replaced values" not in str(ledger.total())
+    ledger.subject("c", BUDGET, neighbours="replace-one", disjoint_from=["a"])
+    assert "c and a count as disjoint: under replace-one that holds only if" in str(ledger.total())
+    assert "b and a" not in str(ledger.total())

@@ -76,7 +76,7 @@ class Ledger:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._engine: Engine = storage.connect(url, create=create)
-        with _plain_errors(url):
+        with storage.plain_errors(url):
             storage.prepare(self._engine, create=create)
         _ledgers.add(self)
 
@@ -321,7 +321,7 @@ class Ledger:
     def _transaction(self) -> Iterator[Connection]:
         if not self.durable and self._pid != os.getpid():
             raise LedgerError("A ledger in memory stays in the process that made it: give it a file.")
-        with self._lock, _plain_errors(self.url), self._engine.begin() as connection:
+        with self._lock, storage.plain_errors(self.url), self._engine.begin() as connection:
             yield connection
 
     def _find(self, connection: Connection, name: str) -> Subject | None:
@@ -347,17 +347,6 @@ class Ledger:
 
     def _save(self, connection: Connection, subject: Subject) -> None:
         connection.execute(_SAVE, {"wanted": subject.name, "state": subject.state_json})
-
-
-@contextmanager
-def _plain_errors(url: str) -> Iterator[None]:
-    """Database errors as one sentence; whatever failed, the transaction was rolled back."""
-    try:
-        yield
-    except sa.exc.SQLAlchemyError as error:
-        cause = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-        shown = sa.engine.make_url(url).render_as_string(hide_password=True)
-        raise LedgerError(f"The ledger {shown} cannot be used, and nothing was charged: {cause}.") from error
 
 
 def _receipt(subject: Subject, receipt_id: str, body: dict[str, Any], head: str) -> Receipt:

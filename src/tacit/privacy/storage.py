@@ -11,10 +11,10 @@ holds every charge. (A write-ahead log does not give that: charges would be in t
 from __future__ import annotations
 
 import hashlib
-import random
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,7 @@ def _begin_sqlite(connection: Connection) -> None:
             except sqlite3.OperationalError as error:
                 if "locked" not in str(error):
                     break
-                time.sleep(random.uniform(0.001, 0.008))
+                time.sleep(0.003)
         connection.exec_driver_sql("BEGIN IMMEDIATE")  # for the last time; whatever is wrong is told as ever
     finally:
         raw.execute(f"PRAGMA busy_timeout={int(1000 * _PATIENCE)}")
@@ -189,3 +189,14 @@ def prepare(engine: Engine, *, create: bool) -> None:
             MIGRATIONS[version](connection)
             version += 1
             connection.execute(sa.update(meta).where(meta.c.key == "schema_version").values(value=str(version)))
+
+
+@contextmanager
+def plain_errors(url: str) -> Iterator[None]:
+    """Database errors as one sentence; whatever failed, the transaction was rolled back."""
+    try:
+        yield
+    except sa.exc.SQLAlchemyError as error:
+        cause = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+        shown = sa.engine.make_url(url).render_as_string(hide_password=True)
+        raise LedgerError(f"The ledger {shown} cannot be used, and nothing was charged: {cause}.") from error

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from tacit.privacy.budget import Guarantee, Unit, check_delta, epsilon_of, mu_of_pure
+from tacit.privacy.budget import Guarantee, Neighbours, Unit, check_delta, epsilon_of, mu_of_pure
 from tacit.privacy.filters import CHOSEN, Mode, from_units, to_units
 from tacit.privacy.state import Subject
 
 _MOST_SETS = 1000
+MEMBERSHIP = "under replace-one that holds only if which of them a unit is in does not depend on the replaced values"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +73,15 @@ def total(subjects: Sequence[Subject], delta: float | None) -> Guarantee:
     over the maximal such sets (parallel composition). Within a set all Gaussian and pure subjects are one mu, Renyi
     subjects of one order one divergence; what cannot be merged is added up with delta shared equally. Where there are
     more than ``_MOST_SETS`` such sets, everything is composed with everything, which is never less.
+
+    Charges to several subjects may be interleaved and each may depend on what all the others released: that is
+    concurrent composition of interactive mechanisms. It costs no more than composing them one after the other (Vadhan &
+    Zhang 2023, for f-DP), with filters as well (Haney et al. 2023: (epsilon, delta), f-DP and Renyi divergences of a
+    fixed order).
+
+    Each subject protects a unit of its own under a relation of its own; where these differ the guarantee lists them,
+    for one person may be one patient and many samples. Under replace-one two subjects are disjoint only if which of
+    them a unit is in does not depend on the values that are replaced; the guarantee says so where that was used.
     """
     deltas = [s.terms.budget.delta for s in subjects if not s.terms.budget.pure]
     if delta is None:
@@ -85,7 +95,31 @@ def total(subjects: Sequence[Subject], delta: float | None) -> Guarantee:
     found = [_composed(group, delta) for group in groups]
     nothing = Guarantee(epsilon=0.0, delta=delta, accountant="nothing was charged")
     worst = max(found, key=lambda guarantee: guarantee.epsilon, default=nothing)
-    return replace(worst, seeded=any(s.seeded for s in subjects))
+    relations, units = {s.terms.neighbours for s in subjects}, sorted({str(s.terms.unit) for s in subjects})
+    if len(relations) > 1:
+        worst = replace(worst, neighbours=None)
+    if len(units) > 1:
+        worst = replace(worst, unit=_either(units))
+    return replace(worst, notes=(*worst.notes, *_assumed(subjects)), seeded=any(s.seeded for s in subjects))
+
+
+def _either(units: Sequence[str]) -> Unit:
+    """The names of several units as one, or the bare word where they are too many for a name."""
+    text = " or ".join(units)
+    return Unit(text if len(text) <= 40 else "unit")
+
+
+def _assumed(subjects: Sequence[Subject]) -> list[str]:
+    """What a total over these subjects rests on, beyond what each of them promises."""
+    found = []
+    if len({s.terms.unit for s in subjects}) > 1:
+        each = ", ".join(f"{s.name}: one {s.terms.unit}" for s in subjects)
+        found.append(f"each subject protects a unit of its own ({each}), and the total is for one unit of each")
+    replaced = {s.name for s in subjects if s.terms.neighbours is Neighbours.REPLACE_ONE}
+    pairs = [f"{s.name} and {other}" for s in subjects for other in s.disjoint_from if {s.name, other} & replaced]
+    if pairs:
+        found.append(f"{', '.join(pairs)} count as disjoint: {MEMBERSHIP}")
+    return found
 
 
 def overlapping(subjects: Sequence[Subject]) -> Iterator[list[Subject]]:
@@ -142,7 +176,7 @@ def _composed(group: Sequence[Subject], delta: float) -> Guarantee:
         delta=delta,
         mu=mu if merged else None,
         neighbours=relations.pop() if len(relations) == 1 else None,
-        unit=Unit(units[0] if len(units) == 1 else "unit"),
+        unit=_either(units),
         accountant="sum of mu^2 over subjects" if merged else "composed over subjects",
         notes=(f"subjects {names}, spent so far: {CHOSEN} their budgets together hold",),
         seeded=any(s.seeded for s in group),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tacit import __version__
 from tacit.privacy import Neighbours
+from tacit.privacy.totals import MEMBERSHIP
 from tacit.report.ledger import Book, alike, heads, number, overall, overview
 from tacit.report.tables import Table, escaped
 
@@ -102,7 +103,10 @@ def _each(book: Book, texts: Sequence[str]) -> str:
 
 def _disjoint(book: Book) -> str:
     pairs = [f"{account.name} and {other}" for account in book.accounts for other in account.disjoint_from]
-    return f"declared to share nobody: {', '.join(pairs)}" if pairs else ""
+    replaced = {account.name for account in book.accounts if Neighbours(account.relation) is Neighbours.REPLACE_ONE}
+    moved = any({account.name, *account.disjoint_from} & replaced for account in book.accounts if account.disjoint_from)
+    note = f" ({MEMBERSHIP})" if moved else ""
+    return f"declared to share nobody: {', '.join(pairs)}{note}" if pairs else ""
 
 
 def _assumed(ledgers: Sequence[Book], assumptions: Sequence[str]) -> list[str]:
