@@ -66,7 +66,7 @@ def test_nobody_names_a_unit_that_the_videos_do_not_have(
     said = rf"One unit of these data is a {own}.*group_by\(ids, unit='{claimed}'\)"
     with pytest.raises(ValueError, match=said):
         fit(
-            VideoNet(classes=2, channels=1),
+            VideoNet(classes=2, channels=1, frames=4, size=16),
             view(videos),
             optimiser=DPGD(steps=1),
             ledger=ledger,
