@@ -1,7 +1,9 @@
 """Private sampling: who is drawn, with which probability, and that nothing else decides it."""
 
 import math
+import random
 
+import numpy as np
 import pytest
 import torch
 from dp_accounting import dp_event
@@ -198,3 +200,39 @@ def test_fixed_batches_are_not_drawn_here() -> None:
     with pytest.raises(ReceiptError, match="not Poisson sampling"):
         sampling.draw(receipt, 100)
     assert math.isnan(receipt._use["slots"][0].rate)
+
+
+def test_what_a_model_draws_is_secret_comes_again_and_leaves_the_global_generators_alone() -> None:
+    def draws() -> tuple[list[float], float, float]:
+        return torch.rand(8).tolist(), float(np.random.rand()), random.random()
+
+    receipt = charged(events.gaussian(1.0, steps=3), seed=None)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    seen = []
+    for _ in range(2):
+        with sampling.randomness(receipt):
+            seen.append(draws())
+    torch.manual_seed(0)  # what a script does first changes nothing
+    with sampling.randomness(receipt):
+        seen.append(draws())
+    torch.set_rng_state(before[0])
+    assert seen[0] == seen[1] == seen[2]
+    assert np.random.get_state()[1].tolist() == before[1]
+    assert random.getstate() == before[2]
+    release(receipt)
+    with sampling.randomness(receipt):
+        assert draws() != seen[0]
+    with sampling.randomness(charged(events.gaussian(1.0, steps=3), seed=None)):
+        assert draws() != seen[0]
+
+
+def test_torchs_whole_state_is_secret_not_32_bits_of_it() -> None:
+    """No seed of 32 bits gives this state: its words are not those of the twister's initialisation from the first."""
+    with sampling.randomness(charged(events.gaussian(1.0), seed=None)):
+        state = torch.get_rng_state()
+        words = state[24 : 24 + 8 * 624].view(torch.int64)
+        torch.manual_seed(int(words[0]))
+        from_seed = torch.get_rng_state()[24 : 24 + 8 * 624].view(torch.int64)
+    assert from_seed[0] == words[0]  # the words are where they are believed to be
+    assert (from_seed[1:] != words[1:]).sum() > 600
+    assert len(torch.unique(words)) > 600

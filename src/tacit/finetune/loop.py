@@ -151,7 +151,8 @@ class Run:
         for step in range(self._start, steps):
             if self.store is not None and step == leased:
                 leased = leases.extend(self.account.ledger, self.receipt, self.every)
-            total = self._ask(step)
+            with sampling.randomness(self.receipt):
+                total = self._ask(step)
             if self.curator is not None:
                 self.curator(step, total)
             noise = self.asker.split(self.optimiser.noise.multiplier(self.account.scale, step, steps))

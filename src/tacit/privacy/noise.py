@@ -13,6 +13,7 @@ further bits, from a part of the counter of its own, and circles are nowhere fur
 from __future__ import annotations
 
 import hashlib
+import hmac
 import math
 import secrets
 
@@ -45,6 +46,11 @@ class NoiseKey:
     def secret(self) -> str:
         """The key itself, for a private file. Whoever reads it can take the noise off."""
         return self._key.hex()
+
+    def derived(self, what: str, number: int) -> NoiseKey:
+        """A key of its own: HMAC-SHA-256, so that no stream of one tells anything about another."""
+        told = hmac.new(self._key, f"tacit {what} {number}".encode(), hashlib.sha256).hexdigest()
+        return NoiseKey.from_secret(told, seeded=self.seeded)
 
     def normals(self, release: int, count: int) -> Tensor:
         """``count`` independent standard normals (float64, CPU) that belong to this release alone."""

@@ -1,4 +1,4 @@
-"""Private sampling: who takes part in a release, drawn as the release was charged.
+"""Private sampling: who takes part in a release, drawn as the release was charged; and what a model draws itself.
 
 The rate is read off the receipt, so that the sampler and the accountant cannot disagree. Which units are drawn is
 secret (that is what amplification rests on): the draw comes from the receipt's key, never from torch or numpy.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tacit.privacy import generators
 from tacit.privacy.receipts import Receipt, ReceiptError, upcoming
 
 _DRAW, _CHANCES = 1, 2  # purposes of uniforms
+randomness = generators.randomness
 
 
 def draw(receipt: Receipt, people: int) -> Tensor:

@@ -29,8 +29,6 @@ crashes: which searches are repeated would depend on their outcomes.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import math
 import threading
 import uuid
@@ -88,7 +86,7 @@ class Trial:
                     "the inner event's, and any other release exactly as it stands there. Nothing was paid."
                 )
             self._paid = parts
-            key = _derived(self._key, "receipt", len(parts))
+            key = self._key.derived("receipt", len(parts))
         search = self._search
         receipt = Receipt(
             id=uuid.uuid4().hex,
@@ -138,7 +136,7 @@ class Trials(Iterator[Trial]):
                 raise StopIteration
             key = _check_live(self.receipt)
             self._started += 1
-            return Trial(self.receipt, _derived(key, "trial", self._started))
+            return Trial(self.receipt, key.derived("trial", self._started))
 
     def __repr__(self) -> str:
         return f"the trials on {self.receipt}"
@@ -207,14 +205,6 @@ def _parts(event: DpEvent) -> tuple[float, Counter[str]]:
         else:
             others[canonical(to_json(leaf))] += times
     return joint_noise(noises), others
-
-
-def _derived(key: NoiseKey, what: str, number: int) -> NoiseKey:
-    """A key of its own: HMAC-SHA-256, so that no stream of one tells anything about another."""
-    message = f"tacit {what} {number}".encode()
-    return NoiseKey.from_secret(
-        hmac.new(bytes.fromhex(key.secret()), message, hashlib.sha256).hexdigest(), seeded=key.seeded
-    )
 
 
 def _check_live(receipt: Receipt) -> NoiseKey:

@@ -1,0 +1,44 @@
+"""What a model draws itself (dropout) follows the receipt's key: secret, and the same when a step is computed again."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from by_hand import SEED, gap, people, weights
+from torch import Tensor, nn
+
+from tacit.finetune import DPGD, fit
+
+
+class Always(nn.Module):
+    """Dropout that evaluation mode does not switch off, as `F.dropout(x)` without a second thought."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, 0.5)
+
+
+def run(seed_of_torch: int, seed: int | None, sums: list[Any]) -> nn.Module:
+    inputs, labels = people()
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(inputs.shape[1], 32), nn.ReLU(), Always(), nn.Linear(32, 3)).to(inputs.dtype)
+    torch.manual_seed(seed_of_torch)
+    options: dict[str, Any] = {"epsilon": 5.0, "delta": 1e-5, "size": 20, "scheme": "full", "head": "keep"}
+    keep = lambda _, total: sums.append({n: v.clone() for n, v in total.sum.items()})  # noqa: E731
+    return fit(model, (inputs, labels), optimiser=DPGD(steps=2, clip=0.4), seed=seed, curator=keep, **options).model
+
+
+def test_masks_do_not_follow_torchs_seed_and_come_again_with_the_key() -> None:
+    """Before, torch's own state decided: a replayed step had other masks under the same noise."""
+    first: list[Any] = []
+    second: list[Any] = []
+    a, b = run(10, SEED, first), run(11, SEED, second)
+    assert gap(weights(a), weights(b)) == 0
+    assert all(torch.equal(x[n], y[n]) for x, y in zip(first, second, strict=True) for n in x)
+
+
+def test_masks_are_secret_where_torchs_seed_is_known() -> None:
+    first: list[Any] = []
+    second: list[Any] = []
+    run(10, None, first)
+    run(10, None, second)
+    assert any(not torch.equal(first[0][n], second[0][n]) for n in first[0])
