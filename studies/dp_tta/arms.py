@@ -74,6 +74,11 @@ class Arm:
         return self.form in ("dp", "dp-v2") and self.method != "source"
 
     @property
+    def anchored(self) -> bool:
+        """Whether it is held near the source model, by the Fisher information of public images."""
+        return self.method.startswith("eata") or "anchor" in self.parts
+
+    @property
     def name(self) -> str:
         """What a table calls it."""
         if self.method == "source":
@@ -118,7 +123,7 @@ class Arm:
 
     def _method(self, anchor: Fisher | None) -> Method:
         method = method_of(self.method)
-        if method.name.startswith("EATA") or "anchor" in self.parts:
+        if self.anchored:
             method = replace(method, anchor=anchor, pull_strength=self.pull_strength)
         if method.sharpness is not None or "sharpness" in self.parts:
             method = replace(method, sharpness=self.radius)

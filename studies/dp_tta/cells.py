@@ -107,7 +107,7 @@ def compute(cell: Cell) -> dict[str, Any]:
             ledger.unlink(missing_ok=True)  # of a cell that was stopped half way: this one starts from nothing
         predictor = arm.adapter(
             model,
-            anchor=_anchor(cell.model, cell.data.anchor),
+            anchor=_anchor(cell.model, cell.data.anchor) if arm.anchored else None,
             classes=model.head.out_features,
             horizon=stream.steps(arm.batch_size) // episodes,
             ledger=Ledger(ledger or "sqlite://") if arm.private else None,
