@@ -46,7 +46,21 @@ def unpack(kind: str, version: int, path: Path) -> tuple[dict[str, Tensor], dict
 def digest(tensors: dict[str, Tensor], told: str = "") -> str:
     """A name for these values and words, the same on every machine."""
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    return hashlib.sha256(save({"": torch.zeros(0)} | plain) + told.encode()).hexdigest()
+    return hashlib.sha256(save({"": torch.zeros(0, dtype=torch.float32)} | plain) + told.encode()).hexdigest()
+
+
+def precision() -> dict[str, str]:
+    """What decides how torch rounds, beside the types of tensors: its version and its switches."""
+    kinds = ("cpu", "cuda")
+    return {
+        "torch": str(torch.__version__),
+        "default dtype": str(torch.get_default_dtype()),
+        "autocast": str({kind: torch.is_autocast_enabled(kind) for kind in kinds}),
+        "autocast dtype": str({kind: torch.get_autocast_dtype(kind) for kind in kinds}),
+        "float32 products": torch.get_float32_matmul_precision(),
+        "tf32 convolutions": str(torch.backends.cudnn.allow_tf32),
+        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+    }
 
 
 def metadata(raw: bytes) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tacit.calibrate import (
     Terms,
 )
 from tacit.privacy import Budget, BudgetExceeded, Ledger, LedgerError, Neighbours, mechanisms
+from tacit.refusals import Problem
 
 LOGITS = torch.tensor([[2.0, 0.0, 0.0], [0.0, 3.0, 1.0], [0.5, 0.0, 0.2], [1.0, 1.5, 0.0]])
 LABELS = torch.tensor([0, 1, 2, 1])
@@ -343,3 +345,40 @@ def test_garbage_is_no_answer(data: Any, message: str) -> None:
     for change in ({"size": "many"}, {"left": "much"}, {"neighbours": "next door"}, {"noise": "loud"}):
         with pytest.raises(ValueError, match=r"\."):
             Terms.from_json(whole | change)
+
+
+def test_a_row_on_which_the_classifier_raises_contributes_zero() -> None:
+    """Everybody else's logits are what they are without it, to the last bit; the curator alone hears of it."""
+    torch.manual_seed(0)
+    inputs, labels = torch.randn(6, 4), torch.arange(6) % 3
+    linear, heard = torch.nn.Linear(4, 3), []
+
+    class Picky(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if bool((x == -7).all(1).any()):
+                raise ArithmeticError("patient 4711, too low")
+            return linear(x)  # type: ignore[no-any-return]
+
+    class Notes:
+        def error(self, problem: Problem) -> None:
+            heard.append(problem.details)
+
+    odd = inputs.clone()
+    odd[2] = -7.0
+    whole = Source.from_model("a", linear, [(inputs, labels)], budget=Budget(1.0, 0.0))
+    found = Source.from_model("a", Picky(), [(odd, labels)], budget=Budget(1.0, 0.0), curator=Notes())
+    others = torch.arange(6) != 2
+    assert torch.equal(found._outputs.shifted[others], whole._outputs.shifted[others])
+    assert found._outputs.good.tolist() == [1, 1, 0, 1, 1, 1]
+    assert ["patient 4711" in text for text in heard] == [True]
+
+
+def test_batches_that_cannot_be_read_tell_nobody_whose() -> None:
+    def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        yield torch.randn(2, 4), torch.arange(2)
+        raise OSError("patient 4711, scan corrupt")
+
+    with pytest.raises(ValueError, match="Nothing was charged") as error:
+        Source.from_model("a", torch.nn.Linear(4, 3), batches(), budget=Budget(1.0, 0.0))
+    assert error.value.__context__ is None
+    assert error.value.__cause__ is None

@@ -91,10 +91,11 @@ def test_parameters_come_back_bit_for_bit_even_after_an_error() -> None:
     before, places = weights(model), {n: p.data_ptr() for n, p in model.named_parameters()}
     inputs, labels = people()
     calls: list[Tensor] = []
+    pulled = [True]
 
     def failing(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         calls.append(next(model.parameters()).detach().clone())
-        if len(calls) == 2:
+        if pulled and len(calls) >= 2:
             raise RuntimeError("a cable was pulled")
         found = loss(model, batch)
         assert not found.requires_grad
@@ -104,6 +105,7 @@ def test_parameters_come_back_bit_for_bit_even_after_an_error() -> None:
     with pytest.raises(RuntimeError, match="cable"):
         asked.sum(Rows(inputs.float(), labels, torch.arange(24)))
     assert not torch.equal(calls[0], calls[1])  # they were moved, to both sides
+    pulled.clear()
     asked.sum(Rows(inputs.float(), labels, torch.arange(24)))
     after = weights(model)
     assert all(torch.equal(value, after[name]) for name, value in before.items())

@@ -2,6 +2,7 @@
 
 import json
 import math
+import traceback
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from by_hand import SEED, net, people, weights
 from torch import nn
 
 from tacit import checkpoints
-from tacit.finetune import DPGD, DPSGD, Labels, fit
+from tacit.finetune import DPGD, DPSGD, Evaluation, Labels, fit
 from tacit.privacy import Budget, BudgetExceeded, Ledger
+from tacit.refusals import Problem
 
 INPUTS, LABELS = people()
 
@@ -35,7 +37,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "negative label": ({"data": (INPUTS, LABELS - 1)}, r"Labels must be 0 to 2"),
     "float labels": ({"data": (INPUTS, LABELS.double())}, r"Classes are integers, one per row"),
     "two labels per row": ({"data": (INPUTS, LABELS[:, None])}, r"Classes are integers, one per row"),
-    "fewer labels": ({"data": (INPUTS, LABELS[1:])}, r"24 rows and 23 labels"),
+    "fewer labels": ({"data": (INPUTS, LABELS[1:])}, r"numbers of rows and of labels differ"),
     "nobody": ({"data": (INPUTS[:0], LABELS[:0])}, r"no rows to learn from"),
     "wrong width": ({"data": (INPUTS[:, :3], LABELS)}, r"The model does not take these rows"),
     "wrong type": ({"data": (INPUTS.float(), LABELS)}, r"The model does not take these rows"),
@@ -109,6 +111,77 @@ def test_no_error_tells_a_value(ledger: Ledger) -> None:
             call(ledger, data=data, unit="patient" if len(data) == 3 else "sample")
         assert "471" not in str(error.value)
         assert error.value.__cause__ is None
+
+
+class Corrupt:
+    """A data set whose own errors say whose row it is."""
+
+    def __init__(self, where: str, broken: int = 3) -> None:
+        self.where, self.broken = where, broken
+        if where != "labels":
+            self.targets = LABELS
+
+    def __len__(self) -> int:
+        return len(LABELS)
+
+    def __getitem__(self, place: int) -> Any:
+        if place == self.broken or (self.where == "everybody" and place < 5):
+            raise OSError(f"patient {4711 + place}, scan corrupt")
+        return INPUTS[place], LABELS[place]
+
+
+class Odd(Labels):
+    """A task of one's own, whose check tells values."""
+
+    def check(self, labels: torch.Tensor) -> None:
+        raise ValueError(f"{labels.tolist()} of patient 4711")
+
+
+class Notes:
+    def __init__(self) -> None:
+        self.heard: list[Problem] = []
+
+    def __call__(self, step: int, total: Any) -> None:
+        del step, total
+
+    def error(self, problem: Problem) -> None:
+        self.heard.append(problem)
+
+
+TELLING: dict[str, dict[str, Any]] = {
+    "labels asked one by one": {"data": Corrupt("labels")},
+    "nobody can be read": {"data": Corrupt("everybody")},
+    "a row that cannot be replayed": {"data": Corrupt("one", 20), "checkpoint": "run"},
+    "a task's own check": {"task": Odd(3)},
+    "held-out people": {
+        "evaluate": Evaluation(data=Corrupt("labels"), subject="held out", epsilon=1.0, size=20),
+    },
+}
+
+
+@pytest.mark.parametrize("what", TELLING)
+def test_the_text_of_a_foreign_error_reaches_the_curator_alone(what: str, ledger: Ledger, tmp_path: Path) -> None:
+    options, notes = dict(TELLING[what]), Notes()
+    if "checkpoint" in options:
+        options["checkpoint"] = tmp_path / "run"
+    for curator in (notes, None):
+        with pytest.raises(ValueError, match=r"Nothing was charged") as error:
+            call(ledger, **options, curator=curator)
+        said = "".join(traceback.format_exception(error.value))
+        assert "47" not in str(error.value)
+        assert "patient 47" not in said
+        assert error.value.__cause__ is None
+        assert error.value.__context__ is None
+    assert "patient 47" in notes.heard[0].details
+    assert [entry.kind for entry in ledger.entries() if entry.kind == "charge"] == []
+
+
+def test_a_row_that_cannot_be_read_decides_no_error(ledger: Ledger, capfd: pytest.CaptureFixture[str]) -> None:
+    """Whichever it is, the first one included; with cached features, too."""
+    for scheme in ("full", "linear"):
+        for broken in (0, 11):
+            assert call(ledger, data=Corrupt("one", broken), subject=f"{scheme} {broken}", scheme=scheme).steps == 2
+    assert "".join(capfd.readouterr()) == ""
 
 
 def test_nothing_private_is_shown_to_anybody_but_the_curator(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

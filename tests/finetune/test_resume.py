@@ -7,7 +7,7 @@ import random
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +308,59 @@ def test_what_has_changed_is_refused_and_costs_nothing(what: str, dead: Path) ->
     with pytest.raises((ValueError, BudgetExceeded), match=r"another run|data is not what it was|other settings"):
         begin(dead, **OTHERS[what])
     assert kinds(dead) == before
+
+
+class Table64(nn.Module):
+    """A model that takes whole numbers, so that its own precision is all that changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.table, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.table(x).mean(1))  # type: ignore[no-any-return]
+
+
+def test_another_precision_is_another_run(tmp_path: Path) -> None:
+    """The same noise on a sum in float64 would give away what float32 had rounded."""
+    words = (torch.arange(48).view(24, 2) % 9, people()[1])
+    killed(lambda: begin(tmp_path, model=Table64(), data=words, curator=at_step(3)))
+    before = kinds(tmp_path)
+    with pytest.raises(ValueError, match="another run"):
+        begin(tmp_path, model=Table64().double(), data=words)
+    assert kinds(tmp_path) == before
+    assert begin(tmp_path, model=Table64(), data=words).steps == 6
+
+
+SWITCHES: dict[str, Callable[[], Any]] = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "default dtype": lambda: _switched(torch.set_default_dtype, torch.float64, torch.float32),
+    "products": lambda: _switched(torch.set_float32_matmul_precision, "medium", "highest"),
+}
+
+
+@contextlib.contextmanager
+def _switched(switch: Callable[[Any], Any], there: Any, back: Any) -> Iterator[None]:
+    switch(there)
+    try:
+        yield
+    finally:
+        switch(back)
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_switches_that_round_otherwise_make_another_run(switch: str, dead: Path) -> None:
+    before = kinds(dead)
+    with SWITCHES[switch](), pytest.raises(ValueError, match="another run"):
+        begin(dead)
+    assert kinds(dead) == before
+
+
+def test_another_torch_is_another_run(dead: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "1.0")
+    with pytest.raises(ValueError, match="another run"):
+        begin(dead)
 
 
 def damaged(raw: bytes, what: str) -> bytes:

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Generator, Tensor, nn
@@ -18,6 +19,8 @@ from tacit.adapt.memory import Memory
 from tacit.adapt.methods import Filter, Method
 from tacit.adapt.noise import NoisyStream
 from tacit.adapt.views import Rows, View, logits_of, patch_orders, shuffle_patches
+from tacit.data.records import Rows as Labelled
+from tacit.finetune.reading import in_place
 from tacit.gradients import AdaptiveQuantile, ClippedSum, Engine, Policy
 
 Gradient = dict[str, Tensor]
@@ -54,8 +57,10 @@ class Step(ABC):
         """Logits before the update, and the mean gradient; with `taking`, of those rows alone."""
 
     def predict(self, images: Tensor) -> Tensor:
+        """The logits; a row on which the model raises is taken for a blank one, in its place."""
+        places = torch.arange(len(images), device=images.device)
         with torch.no_grad():
-            return logits_of(self.model, images)
+            return in_place(lambda rows, _: logits_of(self.model, rows.inputs), Labelled(images, places, places), None)
 
     def rows(self, images: Tensor, units: Tensor | None) -> Rows:
         """A batch. Orders go by place: what a row does must not depend on whether the row before it takes part."""
@@ -147,7 +152,9 @@ class Clipped(Step):
 
     Formal guarantee (with a stream): the loss of a row, its weight and its filters are computed from that row and from
     released values alone, so one unit moves the sum by at most the clip, and the stream's noise makes the sum private.
-    The denominator is the declared batch size. What comes after (anchor, momentum, perturbation) reads released values.
+    Rows that take no part (not finite, beyond their unit's contributions, or such that model or loss raise) add exactly
+    zero in their place: shapes and order of the float64 sum are the same with and without them. The denominator is the
+    declared batch size. What comes after (anchor, momentum, perturbation) reads released values.
     """
 
     def __init__(
@@ -192,55 +199,58 @@ class Clipped(Step):
         order = None if rows.units is None else torch.argsort(rows.units, stable=True)
         if order is not None:  # the engine then takes the rows in this order, whatever fits into memory at once
             rows, taking = rows.chosen(order), None if taking is None else taking[order]
-        logits, total = self._pass(rows, note=taking is None)
-        if taking is not None:  # the others' predictions are to the last bit what they are when nobody drops out
-            _, total = self._pass(rows.chosen(taking), note=True)
+        logits, total = self._pass(rows, None if taking is None else ~taking)
         if self.curator is not None:
             self.curator(total)
         return logits if order is None else logits[order.argsort()], self._mean(total)
 
-    def _pass(self, rows: Rows, *, note: bool) -> tuple[Tensor, ClippedSum]:
-        """The predictions of some rows and the sum of their clipped gradients. Nothing is released."""
-        images, units = rows.images, rows.units
-        shuffled = self.shuffled(rows) if len(images) else None
-        ascent, kept, before = self._ascent(images, shuffled, units)
+    def _pass(self, rows: Rows, mute: Tensor | None) -> tuple[Tensor, ClippedSum]:
+        """The predictions of some rows and the sum of their clipped gradients. Nothing is released.
+
+        Muted rows keep their place, so nobody else's prediction or gradient depends on who takes part.
+        """
+        images, units = rows.images, _apart(rows.units, mute)
+        mute = None if mute is None else mute.to(images.device)
+        shuffled = self.shuffled(rows)
+        ascent, kept, before = self._ascent(images, shuffled, units, mute)
         with self.climbed(ascent):
-            total, logits = self._sum(self._batch(images, shuffled, kept), units)
-        if note and isinstance(self.form, Clip) and len(images):
-            self.memory.note(self.method, self.view(logits, shuffled), self._taken(logits, shuffled, kept))
+            total, logits = self._sum(self._batch(images, shuffled, kept), units, mute)
+        if isinstance(self.form, Clip):
+            taken = self._taken(logits, shuffled, kept)
+            self.memory.note(self.method, self.view(logits, shuffled), taken if mute is None else taken & ~mute)
         return logits if before is None else before, total
 
     def _ascent(
-        self, images: Tensor, shuffled: Tensor | None, units: Tensor | None
+        self, images: Tensor, shuffled: Tensor | None, units: Tensor | None, mute: Tensor | None
     ) -> tuple[Gradient | None, Tensor | None, Tensor | None]:
         """Where to climb (SAR), which rows passed the first time, and the predictions if the pass cannot give them."""
         if self.method.sharpness is None:
             return None, None, None
         if isinstance(self.form, DP):  # along the last release: this batch is not asked
-            before = None if self.memory.last is None or len(images) == 0 else self.predict(images)
-            return self.memory.last, None, before
-        if len(images) == 0:
-            return None, None, None
+            return self.memory.last, None, None if self.memory.last is None else self.predict(images)
         if self.form.ascent:
-            total, before = self._sum(self._batch(images, shuffled, None), units)
+            total, before = self._sum(self._batch(images, shuffled, None), units, mute)
             return total.sum, self._taken(before, shuffled, None).to(images.dtype), before
         with torch.enable_grad():
             logits = logits_of(self.model, images)
             view = self.view(logits, shuffled)
             kept = self.method.keep(view)
-            losses = self.method.weighted(view)[kept]
+            losses = self.method.weighted(view)[kept if mute is None else kept & ~mute]
         found = torch.autograd.grad(losses.sum(), list(self.parameters.values()))
         return dict(zip(self.parameters, found, strict=True)), kept.to(images.dtype), logits.detach()
 
-    def _sum(self, batch: dict[str, Tensor], units: Tensor | None) -> tuple[ClippedSum, Tensor]:
-        """The clipped sum and the logits of the same pass."""
-        images = batch["images"]
-        if len(images) == 0:
-            return self._engine(batch, units=units, clip=self.clip), images.new_zeros(0)
+    def _sum(self, batch: dict[str, Tensor], units: Tensor | None, mute: Tensor | None) -> tuple[ClippedSum, Tensor]:
+        """The clipped sum and the logits of the same pass; rows on which it raises are blanked in their place."""
+        places = torch.arange(len(batch["images"]), device=batch["images"].device)
+        owner = places if units is None else units.to(places.device)
+        return in_place(partial(self._together, units is None), Labelled(batch, places, owner), mute)
+
+    def _together(self, alone: bool, rows: Labelled, mute: Tensor | None) -> tuple[ClippedSum, Tensor]:
+        batch, images = rows.inputs, rows.inputs["images"]
         self._engine.learn(batch)
         self._seen = []
         try:
-            total = self._engine(batch, units=units, clip=self.clip)
+            total = self._engine(batch, units=None if alone else rows.owner, clip=self.clip, mute=mute)
             seen = self._seen
         finally:
             self._seen = None
@@ -288,3 +298,14 @@ class Clipped(Step):
     def _batch(images: Tensor, shuffled: Tensor | None, kept: Tensor | None) -> dict[str, Tensor]:
         parts = {"images": images, "shuffled": shuffled, "kept": kept}
         return {name: part for name, part in parts.items() if part is not None}
+
+
+def _apart(units: Tensor | None, mute: Tensor | None) -> Tensor | None:
+    """Labels under which the muted rows of a unit are a unit of their own, right behind it.
+
+    So the unit is the mean over its other rows, and the order of everybody stays.
+    """
+    if units is None or mute is None:
+        return units
+    rank: Tensor = torch.unique(units, return_inverse=True)[1]
+    return 2 * rank + mute.to(rank)

@@ -131,9 +131,8 @@ def _csv(path: Path, labels_key: str | None, unit_ids: str | None) -> dict[str, 
         whose = {unit_ids: np.array([row[column] if column < len(row) else "" for row in rows])}
         header, rows = [n for n in header if n != unit_ids], [row[:column] + row[column + 1 :] for row in rows]
     width = len(rows[0]) if rows else len(header or [])
-    for line, row in enumerate(rows, 2 if header else 1):
-        if len(row) != width or not all(map(_number, row)):
-            raise ValueError(f"{path}, line {line}: every line has the same number of columns, all of them numbers.")
+    if not all(len(row) == width and all(map(_number, row)) for row in rows):  # which line it is would tell whose
+        raise ValueError(f"{path}: every line has the same number of columns, all of them numbers; some have not.")
     values = np.array(rows, dtype=np.float64).reshape(len(rows), width)
     if header is None:
         return {_ONLY: values[:, 0] if width == 1 else values}

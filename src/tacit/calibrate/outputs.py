@@ -82,7 +82,7 @@ def read(*, logits: Any = None, probs: Any = None, allow_bad: bool = False) -> T
     name = "logits" if probs is None else "probs"
     raw = torch.as_tensor(logits if probs is None else probs).detach().cpu()
     if raw.dim() != 2 or raw.shape[1] < 2:
-        raise ValueError(f"{name} have one row per sample and at least two classes; got shape {tuple(raw.shape)}.")
+        raise ValueError(f"{name} have one row per sample and at least two classes; got {raw.dim()} dimensions.")
     if not raw.is_floating_point():
         raise ValueError(f"{name} are floating-point numbers; got {raw.dtype}.")
     values = raw.double()
@@ -107,7 +107,7 @@ def check_labels(labels: Any, scores: Tensor) -> Tensor:
     """Labels as int64, one per row, each a class of the scores."""
     classes = torch.as_tensor(labels).detach().cpu()
     if classes.dim() != 1 or len(classes) != len(scores):
-        raise ValueError(f"labels are one class per row ({len(scores)} rows); got shape {tuple(classes.shape)}.")
+        raise ValueError("labels are one class per row, in one dimension: as many as there are rows.")
     if classes.is_floating_point() or classes.is_complex() or classes.dtype == torch.bool:
         raise ValueError(f"labels are whole numbers, 0 for the first class; got {classes.dtype}.")
     if len(classes) and not (int(classes.min()) >= 0 and int(classes.max()) < scores.shape[1]):

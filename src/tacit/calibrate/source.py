@@ -6,6 +6,7 @@ the same question the same answer.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -21,8 +22,16 @@ from tacit.calibrate.search import Ask
 from tacit.calibrate.statistics import Noise
 from tacit.calibrate.wire import checked, make, number_from_json, number_to_json
 from tacit.data.grouped import distinct
+from tacit.data.records import Rows
+from tacit.finetune.reading import in_place
 from tacit.privacy import Budget, Guarantee, Ledger, LedgerError, Neighbours, Unit, mechanisms
 from tacit.privacy.budget import mu_of_pure
+from tacit.refusals import attempt
+
+_UNREADABLE = (
+    "The classifier cannot be run on these batches. Nothing was charged. Details may tell of rows: curator.error "
+    "is told."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,12 +139,17 @@ class Source:
     def from_model(
         cls, name: str, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], **options: Any
     ) -> Source:
-        """A source from a classifier and the batches of (inputs, labels) that it is run on, once, here."""
+        """A source from a classifier and the batches of (inputs, labels) that it is run on, once, here.
+
+        A row on which the classifier raises has logits that are not finite, and contributes zero to everything; it
+        keeps its place in its batch, and nobody else's logits depend on it. `curator.error`, if it is given, is told.
+        """
+        curator = options.pop("curator", None)
         was_training = model.training
         model.eval()
         try:
             with torch.no_grad():
-                pairs = [(model(inputs).detach().cpu(), labels.cpu()) for inputs, labels in batches]
+                pairs = attempt(_pairs, model, batches, curator, sentence=_UNREADABLE, curator=curator)
         finally:
             model.train(was_training)
         if not pairs:
@@ -244,3 +258,15 @@ def _unit(unit: Unit | str | None, *, grouped: bool) -> Unit:
     if named == Unit.SAMPLE and grouped:
         raise ValueError("Rows have owners, so a unit is more than a sample: say what with unit=, such as 'patient'.")
     return named
+
+
+def _pairs(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], curator: object) -> list[tuple[Tensor, Tensor]]:
+    def logits(rows: Rows, mute: Tensor | None) -> Tensor:
+        found: Tensor = model(rows.inputs).detach().cpu()
+        return found if mute is None else found.masked_fill(mute.cpu()[:, None], math.nan)
+
+    found = []
+    for inputs, labels in batches:
+        rows = Rows(inputs, labels, torch.arange(len(labels), device=inputs.device))
+        found.append((in_place(logits, rows, None, curator), labels.cpu()))
+    return found

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tacit.data.cache import fingerprint
 from tacit.data.records import Records, Rows
+from tacit.refusals import Refusal
 
 Ids = Tensor | Sequence[int] | Sequence[str]  # one per row or unit; equal ids are the same person
 
@@ -46,7 +47,7 @@ class Grouped(Groupable):
     def __init__(self, whole: Records, ids: Ids, *, unit: str, at_most: int | None = None) -> None:
         self.whole, self.unit = whole, named(unit)
         if at_most is not None and at_most < 1:
-            raise ValueError(f"at_most is a number of members, at least 1; got {at_most}.")
+            raise Refusal(f"at_most is a number of members, at least 1; got {at_most}.")
         self._ids, self.group_of = distinct(ids, len(whole), "unit of these records")
         self._members = members(self.group_of)
         largest = max(len(mine) for mine in self._members)
@@ -103,11 +104,11 @@ class Grouped(Groupable):
         return fingerprint(["grouped", self.whole.fingerprint(), self.group_of.tolist(), self._shown])
 
     def __getattr__(self, name: str) -> Any:
-        """What only some records have: `sizes`, a number per unit, and `made_up()`."""
-        if name not in ("sizes", "made_up"):
+        """What only some records have: `sizes`, a number per unit, `blank()` and `made_up()`."""
+        if name not in ("sizes", "blank", "made_up"):
             raise AttributeError(name)
         found = getattr(self.whole, name)
-        if name == "made_up" or found is None:
+        if name != "sizes" or found is None:
             return found
         return torch.stack([torch.as_tensor(found)[mine].max() for mine in self._members])
 
@@ -115,32 +116,32 @@ class Grouped(Groupable):
 def named(unit: str) -> str:
     """The name of a unit; any short noun."""
     if not isinstance(unit, str) or not unit.strip():
-        raise ValueError("A unit is a short noun such as 'sample', 'video', 'patient' or 'user'.")
+        raise Refusal("A unit is a short noun such as 'sample', 'video', 'patient' or 'user'.")
     return unit
 
 
 def distinct(ids: Any, count: int, what: str = "row") -> tuple[list[int] | list[str], Tensor]:
     """The different ids in ascending order, and for each row which of them it has. Integers or strings, not both."""
-    expected = f"Unit ids are one integer or string per {what}: {count} of them, in one dimension."
+    expected = f"Unit ids are one integer or string per {what}, in one dimension."
     values = ids.detach().cpu().numpy() if isinstance(ids, Tensor) else ids
     if not isinstance(values, np.ndarray):
         try:
             values = [] if isinstance(values, str) else list(values)
         except TypeError:
-            raise ValueError(expected) from None
+            raise Refusal(expected) from None
         if count == 0 and not values:
             return [], torch.empty(0, dtype=torch.long)
         plain = [
             value.item() if isinstance(value, Tensor | np.generic) and value.ndim == 0 else value for value in values
         ]
         if {type(value) for value in plain} not in ({int}, {str}):
-            raise ValueError(expected)
+            raise Refusal(expected)
         try:
             values = np.array(plain, dtype=np.int64) if isinstance(plain[0], int) else np.array(plain, dtype=np.str_)
         except OverflowError:
             values = np.array([str(value) for value in plain])
     if values.shape != (count,) or values.dtype.kind not in "iuU":
-        raise ValueError(expected)
+        raise Refusal(expected)
     found, inverse = np.unique(values, return_inverse=True)
     return found.tolist(), torch.from_numpy(inverse.astype(np.int64))
 

@@ -26,10 +26,11 @@ class Records(Protocol):
     """Units with labelled rows. `units` is always a one-dimensional integer tensor of unit numbers, 0 to len - 1.
 
     Records whose rows differ in size, as texts do, may also have `sizes`, a number per unit: units of one size are then
-    taken together. Records of which blank rows would say little may have `made_up()`: rows to try a model on. Records
-    whose units have names of their own have `unit_ids` (an integer or string each). Records made of others say by
-    `scored(units)` what is right or wrong about a unit: some units of the others. Those of this package have
-    `group_by(ids, unit=...)`, the only way to units of another kind; `data.Grouped` does it for any records.
+    taken together; such records have `blank(size)` as well, one row that says nothing (by default of the largest size).
+    Records of which blank rows would say little may have `made_up()`: rows to try a model on. Records whose units have
+    names of their own have `unit_ids` (an integer or string each). Records made of others say by `scored(units)` what
+    is right or wrong about a unit: some units of the others. Those of this package have `group_by(ids, unit=...)`, the
+    only way to units of another kind; `data.Grouped` does it for any records.
     """
 
     @property

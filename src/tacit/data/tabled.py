@@ -14,6 +14,7 @@ from torch.utils.data import default_collate
 from tacit.data.grouped import Groupable, Ids, distinct, members, named, without_replacement
 from tacit.data.records import Records, Rows
 from tacit.data.views import Augment, FlipAndShift
+from tacit.refusals import Refusal
 
 SAMPLE, USER = "sample", "user"
 
@@ -44,12 +45,12 @@ class Table(Groupable):
         self._labels = torch.as_tensor(labels) if labels is not None else _labels_of(inputs)
         count = _count(inputs)
         if count != len(self._labels):
-            raise ValueError(f"{count} rows and {len(self._labels)} labels: each row needs one.")
+            raise Refusal("The numbers of rows and of labels differ: each row needs one label.")
         if count == 0:
-            raise ValueError("There are no rows to learn from.")
+            raise Refusal("There are no rows to learn from.")
         for value, what in ((rows_each, "rows_each"), (augment, "augment")):
             if value is not None and value < 1:
-                raise ValueError(f"{what} is a number of rows, at least 1; got {value}.")
+                raise Refusal(f"{what} is a number of rows, at least 1; got {value}.")
         self._rows_each = rows_each
         self._views = (views or FlipAndShift()) if augment is not None else None
         self._copies = augment or 1
@@ -58,11 +59,9 @@ class Table(Groupable):
     def _own(self, owners: Ids | None, unit: str | None) -> None:
         """From now on a unit is a row, or all rows of an owner."""
         if owners is None and unit not in (None, SAMPLE):
-            raise ValueError(f"A row is a sample: for unit={unit!r} give owners, whose each row is.")
+            raise Refusal(f"A row is a sample: for unit={unit!r} give owners, whose each row is.")
         if owners is not None and unit == SAMPLE:
-            raise ValueError(
-                "Rows have owners, so a unit is more than a sample: say what with unit=, such as 'patient'."
-            )
+            raise Refusal("Rows have owners, so a unit is more than a sample: say what with unit=, such as 'patient'.")
         self.unit = SAMPLE if owners is None else named(unit or USER)
         self._ids: list[int] | list[str] | None = None
         self._members: list[Tensor] | None = None
@@ -81,7 +80,7 @@ class Table(Groupable):
         if self.grouped:
             return super().group_by(ids, unit=unit, at_most=at_most)
         if at_most is not None and at_most < 1:
-            raise ValueError(f"at_most is a number of rows, at least 1; got {at_most}.")
+            raise Refusal(f"at_most is a number of rows, at least 1; got {at_most}.")
         other = copy(self)
         other._rows_each = self._rows_each if at_most is None else at_most
         other._own(ids, unit)
@@ -108,7 +107,7 @@ class Table(Groupable):
         if chances is None or self._views is None:
             return Rows(inputs, labels, owner)
         if not isinstance(inputs, Tensor):
-            raise ValueError("Only rows that are one tensor each can be augmented.")
+            raise Refusal("Only rows that are one tensor each can be augmented.")
         copies = self._copies
         rest = chances[:, self._shown if self._drawn else 0 :].reshape(len(units), -1, self._views.chances)
         place = _place_in_unit(owner, len(units))
@@ -142,7 +141,7 @@ class Table(Groupable):
     def with_inputs(self, inputs: Any) -> Table:
         """The same labels and units with other inputs: features, say."""
         if _count(inputs) != len(self._labels) or self.augmented:
-            raise ValueError("Other inputs are one per row, of rows that are not augmented.")
+            raise Refusal("Other inputs are one per row, of rows that are not augmented.")
         other = copy(self)
         other.inputs = inputs
         return other
@@ -194,7 +193,7 @@ def _count(inputs: Any) -> int:
         return len(inputs)
     sizes = {len(value) for value in inputs.values()}
     if len(sizes) != 1:
-        raise ValueError(f"The inputs disagree on the number of rows: {sorted(sizes)}.")
+        raise Refusal("The inputs disagree on the number of rows.")
     return sizes.pop()
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from tacit.data.grouped import Ids
 from tacit.data.records import Rows
 from tacit.data.tabled import Table
+from tacit.refusals import Refusal
 
 NO_LABEL = -100  # of a place where nothing is to be predicted, as everywhere in torch
 
@@ -73,7 +74,7 @@ class Texts(Table):
         bucket: int = 16,
     ) -> None:
         if max_length < 1 or bucket < 1:
-            raise ValueError("max_length and bucket are numbers of tokens, at least 1.")
+            raise Refusal("max_length and bucket are numbers of tokens, at least 1.")
         sequences = Sequences(
             _tokens(tokenizer, texts, max_length),
             pad=tokenizer.pad_token_id or 0,
@@ -132,6 +133,14 @@ class Texts(Table):
             labels = torch.arange(count).remainder(int(self._labels.max()) + 1).to(labels)
         return Rows(inputs, labels, torch.arange(count))
 
+    def blank(self, size: int | None = None) -> Rows:
+        """One text of this padded length (default: the greatest) that says nothing."""
+        length = self.inputs.longest if size is None else size
+        keys = self.read(torch.zeros(1, dtype=torch.long))
+        inputs = {key: torch.full((1, length), int(key == "attention_mask")) for key in keys}
+        labels = torch.zeros(1, *self._labels.shape[1:], dtype=self._labels.dtype)
+        return Rows(inputs, _next_tokens(inputs) if self.predicts_tokens else labels, torch.zeros(1, dtype=torch.long))
+
     def read(self, index: Tensor) -> Any:
         return self.inputs.read(index) if isinstance(self.inputs, Sequences) else super().read(index)
 
@@ -143,16 +152,16 @@ def sst2(path: str | Path) -> tuple[list[str], list[int]]:
         plain = (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode("utf-8")
         lines = list(csv.reader(plain.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
     except FileNotFoundError:
-        raise ValueError(f"There is no file {path}.") from None
+        raise Refusal(f"There is no file {path}.") from None
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error):
-        raise ValueError(f"{path} cannot be read as text (.tsv) or packed text (.tsv.gz).") from None
+        raise Refusal(f"{path} cannot be read as text (.tsv) or packed text (.tsv.gz).") from None
     if not lines or lines[0] != ["sentence", "label"]:
-        raise ValueError(f"{path} must begin with a line that says sentence and label, with a tab between them.")
+        raise Refusal(f"{path} must begin with a line that says sentence and label, with a tab between them.")
     for number, line in enumerate(lines[1:], 2):
         if len(line) != 2 or line[1] not in ("0", "1"):
-            raise ValueError(f"{path}, line {number}: a sentence, a tab, and 0 or 1 are expected.")
+            raise Refusal(f"{path}, line {number}: a sentence, a tab, and 0 or 1 are expected.")
     if len(lines) == 1:
-        raise ValueError(f"{path} has a header and no sentence.")
+        raise Refusal(f"{path} has a header and no sentence.")
     return [line[0] for line in lines[1:]], [int(line[1]) for line in lines[1:]]
 
 
@@ -161,9 +170,9 @@ def _tokens(tokenizer: Any, texts: Sequence[Any], longest: int) -> dict[str, lis
     for text in texts:
         parts = text if pairs and isinstance(text, tuple | list) else (text,)
         if len(parts) != (2 if pairs else 1) or not all(isinstance(part, str) for part in parts):
-            raise ValueError("Texts are strings, or all of them pairs of strings.")
+            raise Refusal("Texts are strings, or all of them pairs of strings.")
     if not len(texts):
-        raise ValueError("There are no texts to learn from.")
+        raise Refusal("There are no texts to learn from.")
     first = [text[0] for text in texts] if pairs else list(texts)
     second = [text[1] for text in texts] if pairs else None
     found = tokenizer(first, second, truncation=True, max_length=longest)

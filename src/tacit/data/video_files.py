@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tacit.data.cache import Cache, Pixels, digest
+from tacit.refusals import Refusal
 
 CHUNK = 64
 Chunk = tuple[int, Pixels]  # its number and its frames
@@ -48,7 +49,7 @@ def pyav() -> Any:
     try:
         import av
     except ImportError:
-        raise ValueError("Reading videos needs PyAV: pip install 'tacit[video]'.") from None
+        raise Refusal("Reading videos needs PyAV: pip install 'tacit[video]'.") from None
     return av
 
 
@@ -83,7 +84,7 @@ def readable_files(names: list[Path], skipped: list[Skipped], strict: bool) -> d
     places: dict[Path, int] = {}
     for number, name in enumerate(names):
         if (before := places.setdefault(name.resolve(), number)) != number:
-            raise ValueError(f"{names[before]} and {name} are the same file: a video belongs to one unit, once.")
+            raise Refusal(f"{names[before]} and {name} are the same file: a video belongs to one unit, once.")
     found: dict[int, Video] = {}
     for number, name in enumerate(names):
         try:
@@ -93,9 +94,7 @@ def readable_files(names: list[Path], skipped: list[Skipped], strict: bool) -> d
                 raise
             skipped.append(Skipped(name, str(error)))
     if not found:
-        raise ValueError(
-            f"None of the {len(names)} video files can be read" + (f": {skipped[0].why}" if skipped else ".")
-        )
+        raise Refusal(f"None of the {len(names)} video files can be read" + (f": {skipped[0].why}" if skipped else "."))
     return found
 
 
@@ -110,7 +109,7 @@ def refuse_twins(units: list[list[Path]]) -> None:
         for unit, file in alike if len(alike) > 1 else ():
             other, before = seen.setdefault(digest(file), (unit, file))
             if other != unit:
-                raise ValueError(
+                raise Refusal(
                     f"{before} and {file} hold the same video but belong to two units: keep one of them, or put "
                     "them into one group."
                 )
@@ -121,12 +120,12 @@ def frame_shape(videos: list[Video], size: int | tuple[int, int] | None, colour:
     if size is not None:
         height, width = (size, size) if isinstance(size, int) else size
         if min(height, width) < 1:
-            raise ValueError(f"The size is {size}, but at least 1 pixel is needed.")
+            raise Refusal(f"The size is {size}, but at least 1 pixel is needed.")
         return height, width, channels
     first = videos[0]
     for video in videos:
         if (video.height, video.width) != (first.height, first.width):
-            raise ValueError(
+            raise Refusal(
                 f"{first.file} is {first.height} x {first.width} and {video.file} {video.height} x {video.width} "
                 "pixels: give the size that all are brought to."
             )

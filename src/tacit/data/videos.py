@@ -21,6 +21,7 @@ from tacit.data.cache import Cache, Pixels, digest, fingerprint
 from tacit.data.grouped import Groupable, named
 from tacit.data.records import Rows
 from tacit.data.video_files import Skipped, Video, frame_shape, pictures, readable_files, refuse_twins
+from tacit.refusals import Refusal
 
 VIDEO = "video"
 Picks = list[tuple[Video, int]]  # a file and the frame at which a clip begins
@@ -64,16 +65,16 @@ class VideoClips(Groupable):
     ) -> None:
         for name, number in (("clips", clips), ("frames", frames), ("stride", stride)):
             if number < 1:
-                raise ValueError(f"{name} is {number}, but at least 1 is needed.")
+                raise Refusal(f"{name} is {number}, but at least 1 is needed.")
         if named(unit) != VIDEO and groups is None:
-            raise ValueError(f"A file is a video: for unit={unit!r} give groups, whose each file is, or use group_by.")
+            raise Refusal(f"A file is a video: for unit={unit!r} give groups, whose each file is, or use group_by.")
         self.unit = unit
         targets = torch.as_tensor(labels)
         names = [Path(file) for file in files]
         given = [str(name) for name in names] if groups is None else groups
         owners = [owner.item() if isinstance(owner, Tensor) else owner for owner in given]  # tensors are no keys
         if not len(names) == len(targets) == len(owners):
-            raise ValueError(f"{len(names)} files, {len(targets)} labels and {len(owners)} groups: one each is needed.")
+            raise Refusal("The numbers of files, labels and groups differ: one each is needed.")
         self.clips, self.frames, self.stride = clips, frames, stride
         self.classes = tuple(classes)
         self.skipped: list[Skipped] = []
@@ -85,14 +86,12 @@ class VideoClips(Groupable):
         for member in members.values():
             for other in member[1:]:
                 if not torch.equal(targets[member[0]], targets[other]):
-                    raise ValueError(
-                        f"{names[member[0]]} and {names[other]} are of one group but have different labels."
-                    )
+                    raise Refusal(f"{names[member[0]]} and {names[other]} are of one group but have different labels.")
         self._ids = list(members)
         self._videos = [[readable[number] for number in member] for member in members.values()]
         self._labels = targets[[member[0] for member in members.values()]]
         if self.classes and not 0 <= int(self._labels.min()) <= int(self._labels.max()) < len(self.classes):
-            raise ValueError(f"The labels must be from 0 to {len(self.classes) - 1}, as there are so many classes.")
+            raise Refusal(f"The labels must be from 0 to {len(self.classes) - 1}, as there are so many classes.")
         self._shape = frame_shape(list(readable.values()), size, colour)
         self._cache = Cache(memory)
         self._broken: set[Path] = set()
@@ -161,7 +160,7 @@ class VideoClips(Groupable):
     def rows(self, units: Tensor, chances: Tensor | None) -> Rows:
         """`clips` rows of each unit; `chances` has `clips` columns."""
         if chances is not None and chances.shape != (len(units), self.clips):
-            raise ValueError(f"The chances are {tuple(chances.shape)}, but {(len(units), self.clips)} are needed.")
+            raise Refusal(f"The chances are {tuple(chances.shape)}, but {(len(units), self.clips)} are needed.")
         inside = np.full((len(units), self.clips), 0.5) if chances is None else 1 - chances.double().cpu().numpy()
         places = (np.arange(self.clips) + inside) / self.clips  # in [0, 1), each in its own k-th
         picks = [self._picks(unit, place) for unit, place in zip(units.tolist(), places, strict=True)]

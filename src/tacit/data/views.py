@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tacit.refusals import Refusal
+
 
 class Augment(Protocol):
     """Changes rows; what it does to each row is decided by that row's `chances` random numbers, and by nothing else."""
@@ -32,7 +34,7 @@ class FlipAndShift:
     def __call__(self, rows: Tensor, chances: Tensor) -> Tensor:
         """`rows`: N x ... x H x W; `chances`: N x 3."""
         if rows.dim() < 3:
-            raise ValueError(f"Only images can be flipped and shifted, N x ... x H x W; got {rows.dim()} dimensions.")
+            raise Refusal(f"Only images can be flipped and shifted, N x ... x H x W; got {rows.dim()} dimensions.")
         count, height, width = len(rows), rows.shape[-2], rows.shape[-1]
         reach = 2 * self.shift + 1
         down, right = ((chances[:, i] * reach).ceil().long().clamp(1, reach) - 1 - self.shift for i in (1, 2))

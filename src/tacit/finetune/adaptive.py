@@ -54,8 +54,8 @@ class QuantileAsker(GradientAsker):
         self.clip = AdaptiveQuantile(query.clip, query.quantile, query.rate)
         self.nobody()  # refuses a model with a parameter called like the count
 
-    def sum(self, rows: Rows) -> ClippedSum:
-        return self.engine((rows.inputs, rows.labels), units=rows.owner, clip=self.clip)
+    def _sum(self, rows: Rows, mute: Tensor | None) -> ClippedSum:
+        return self.engine((rows.inputs, rows.labels), units=rows.owner, clip=self.clip, mute=mute)
 
     def nobody(self) -> ClippedSum:
         return self.engine.nobody(self.clip)

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.data.records import Records
+from tacit.data.records import Records, Rows
 from tacit.finetune.account import refuse_other_terms
-from tacit.finetune.predictions import forgiving, kept, predictions
+from tacit.finetune.predictions import kept, predictions, worths
+from tacit.finetune.reading import likeness
 from tacit.finetune.sources import agree
 from tacit.finetune.tasks import Task
 from tacit.privacy import (
@@ -71,12 +72,13 @@ class Evaluation:
 class Judge:
     """Carries out a run's evaluations; those of private data on a receipt of their own."""
 
-    def __init__(self, evaluation: Evaluation, records: Records, task: Task) -> None:
+    def __init__(self, evaluation: Evaluation, records: Records, task: Task, curator: object = None) -> None:
         task.check(records.labels())
         self.evaluation = evaluation
         self.receipt: Receipt | None = None
         self._records, self._task = records, task
         self._ledger: Ledger | None = None
+        self._like = None if evaluation.public else likeness(records, training=False, curator=curator)
 
     def charge(self, ledger: Ledger, *, steps: int, unit: Unit, neighbours: Neighbours, seed: int | None) -> None:
         """Pay for all evaluations of the run at once; public ones cost nothing."""
@@ -113,23 +115,26 @@ class Judge:
         if self.receipt.used == self.receipt.releases:
             return {}
         leases.extend(self._ledger, self.receipt, 1)
-        mean = right_by_unit(model, self._records, self._task)
+        mean = right_by_unit(model, self._records, self._task, like=self._like)
         noisy = mechanisms.gaussian_query(grid_sum(mean, low=0.0, high=1.0, grid=2.0**-10), self.receipt)
         return {"accuracy": 100 * float(noisy[0]) / float(self.evaluation.size or 1)}
 
 
-def right_by_unit(model: nn.Module, records: Records, task: Task, *, sure: bool = False) -> Tensor:
+def right_by_unit(
+    model: nn.Module, records: Records, task: Task, *, sure: bool = False, like: Rows | None = None
+) -> Tensor:
     """How right (or `sure` of the right answer) the model is about each unit: the mean over its rows. Private.
 
-    All within [0, 1]; a unit whose rows cannot be read counts as wrong. Number i is computed from the rows of unit i
-    alone, given that the model and the task look at rows one by one (see `check_rows_alone`).
+    All within [0, 1]; a unit whose rows cannot be read, or make the model raise, counts as wrong, and changes nobody
+    else's number. Number i is computed from the rows of unit i alone, given that the model and the task look at rows
+    one by one (see `check_rows_alone`).
     """
     worth = task.sure if sure else task.right
     right = torch.zeros(len(records), dtype=torch.float64)
     lines = torch.zeros(len(records), dtype=torch.long)
-    for said in forgiving(model, records, task):
-        right.index_add_(0, said.owner, worth(said.beliefs, said.labels))
-        lines += torch.bincount(said.owner, minlength=len(records))
+    for owner, values in worths(model, records, task, worth, like):
+        right.index_add_(0, owner, values.double())
+        lines += torch.bincount(owner, minlength=len(records))
     return right.div_(lines.clamp_min(1))
 
 

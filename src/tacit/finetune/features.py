@@ -6,6 +6,7 @@ and that is gone when the run ends.
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -16,10 +17,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from tacit.data.records import Rows
 from tacit.data.tabled import Table
-from tacit.finetune.predictions import rows_that_fit, to, to_look_at
+from tacit.finetune.predictions import rows_that_fit, to_look_at
+from tacit.finetune.reading import Reader, in_place, likeness
 from tacit.finetune.tasks import outputs_of
 from tacit.models import blocks_of, head_of
+from tacit.refusals import Refusal
 
 Layers = Literal["last", "all"]
 LARGE = 2**30  # bytes of features beyond which they are kept in a file
@@ -67,27 +71,68 @@ class Probe(nn.Module):
 
 
 @contextmanager
-def cached(backbone: Backbone, records: Table) -> Iterator[Table]:
+def cached(backbone: Backbone, records: Table, curator: object = None) -> Iterator[Table]:
     """The same records with features in place of their inputs; `backbone` runs over each row once."""
     with tempfile.TemporaryDirectory(prefix="tacit-features-") as folder:  # 0700: nobody else can look
-        features = extract(backbone, records, Path(folder) / "features")
+        features = extract(backbone, records, Path(folder) / "features", curator)
         yield records.with_inputs(features)
 
 
-def extract(backbone: Backbone, records: Table, path: Path | None = None) -> Tensor:
-    """Features of every row, in order; beyond a gigabyte memory-mapped from `path`."""
+def extract(backbone: Backbone, records: Table, path: Path | None = None, curator: object = None) -> Tensor:
+    """Features of every row, in order; beyond a gigabyte memory-mapped from `path`.
+
+    Formal guarantee: a row that cannot be read, is of another kind than the others, or makes the backbone raise has
+    features that are NaN, so that its unit adds zero to every sum; it keeps its place, and nobody else's features
+    depend on it.
+    """
+    rows = _EachRow(records)
+    like = likeness(rows, training=False, curator=curator)
     device = next(backbone.parameters()).device
+    reader = Reader(rows, like, device, curator=curator)
     out: Tensor | None = None
-    sizes: Tensor | None = getattr(records, "row_sizes", None)
+
+    def features(shown: Rows, mute: Tensor | None) -> Tensor:
+        found: Tensor = backbone(shown.inputs).cpu()
+        return found if mute is None else found.masked_fill(mute.cpu().view(-1, *[1] * (found.dim() - 1)), math.nan)
+
     with torch.no_grad():
-        for rows in to_look_at(sizes, len(records.labels()), rows_that_fit(records)):
-            found = backbone(to(records.read(rows), device)).cpu()
+        for places in to_look_at(rows.sizes, len(rows), rows_that_fit(like)):
+            found = in_place(features, *reader(places, None), curator)
             if out is None:
-                out = _space((len(records.labels()), *found.shape[1:]), found.dtype, path)
-            out[rows] = found
+                out = _space((len(rows), *found.shape[1:]), found.dtype, path)
+            out[places] = found
     if out is None:
-        raise ValueError("There are no rows to extract features from.")
+        raise Refusal("There are no rows to extract features from.")
     return out
+
+
+class _EachRow:
+    """Every row of a table as a unit of its own."""
+
+    unit, chances, most_rows = "row", 0, 1
+    scored_by: Literal["row", "unit"] = "row"
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self.sizes: Tensor | None = getattr(table, "row_sizes", None)
+
+    def __len__(self) -> int:
+        return len(self._table.labels())
+
+    def labels(self) -> Tensor:
+        return torch.zeros(len(self), dtype=torch.long)
+
+    def rows(self, units: Tensor, chances: Tensor | None) -> Rows:
+        del chances
+        places = torch.arange(len(units))
+        return Rows(self._table.read(units), torch.zeros_like(places), places)
+
+    def blank(self, size: int | None = None) -> Rows:
+        found: Rows = self._table.blank(size)  # type: ignore[attr-defined]
+        return found._replace(labels=torch.zeros(1, dtype=torch.long))
+
+    def fingerprint(self) -> str:
+        return self._table.fingerprint()
 
 
 def is_linear(model: nn.Module, inputs: Any) -> bool:

@@ -3,32 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from tacit.data.records import Records, unit_ids_of
+from tacit.data.records import Records, Rows, unit_ids_of
 from tacit.data.tabled import Table
 from tacit.finetune.account import Account, Promise, cost, open_account, paid_account, refuse_other_terms
 from tacit.finetune.evaluation import Evaluation, Judge, check_rows_alone
 from tacit.finetune.features import Layers
 from tacit.finetune.loop import Curator, Run, Score
 from tacit.finetune.optimisers import Optimiser
-from tacit.finetune.predictions import to
+from tacit.finetune.predictions import rows_that_fit, units_at_once
 from tacit.finetune.probing import bench
-from tacit.finetune.queries import Asker, blank
+from tacit.finetune.queries import Asker
+from tacit.finetune.reading import likeness, to
 from tacit.finetune.saving import Store
 from tacit.finetune.sources import agree, as_records, prepared, told_unit
 from tacit.finetune.standardise import Standardise
 from tacit.finetune.tasks import Classes, Task, outputs_of
 from tacit.finetune.updates import Updater
+from tacit.gradients.batches import change
 from tacit.models import head_of
 from tacit.privacy import Budget, Guarantee, Ledger, Neighbours, Receipt, Unit, mechanisms
 from tacit.privacy.events import check_count
 from tacit.progress import shown
 from tacit.recipes import Progress
+from tacit.refusals import Refusal, attempt
+
+_UNREADABLE = (
+    "The data cannot be read. Nothing was charged. What went wrong may tell of rows: curator.error is told (see "
+    "tacit.refusals)."
+)
+_LABELS = (
+    "Some labels cannot be. Nothing was charged. What is wrong with them may tell of rows: curator.error is told (see "
+    "tacit.refusals)."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +119,8 @@ def fit(
       itself where it can); `standardise` releases their mean and scale first.
     - `checkpoint`: a file, written every `every` steps. Run the same call again after a kill, and it goes on: lost
       steps are replayed, nothing is spent twice. Without it a killed run has spent its budget for nothing.
-    - `curator` is told of each step's sum, private facts included; nobody else is. `progress=True` shows a bar with the
+    - `curator` is told of each step's sum, private facts included, and its `error`, if it has one, of rows that cannot
+      be used (see `tacit.refusals`); nobody else is. `progress=True` shows a bar with the
       epsilon spent so far; a function gets the same facts.
 
     Formal guarantee: unit, that of the data; neighbours as given, where a unit that takes another's place brings an id
@@ -131,7 +145,8 @@ def fit(
     for value, what in ((every, "every"), (microbatch, "microbatch"), (size, "size")):
         if value is not None:
             check_count(value, what)
-    records = as_records(data, named, unit_ids=unit_ids, rows_each=rows_each, augment=augment)
+    read = partial(as_records, data, named, unit_ids=unit_ids, rows_each=rows_each, augment=augment)
+    records = attempt(read, sentence=_UNREADABLE, curator=curator)
     whom, ids = agree(records, named), unit_ids_of(records)
     optimiser.check(relation, resumable=checkpoint is not None, named=ids is not None)
     if size is None and relation is Neighbours.ADD_REMOVE:
@@ -144,13 +159,15 @@ def fit(
     if ledger is None and checkpoint is not None:
         raise ValueError("A run can be taken up again only if its ledger is a file: give ledger=.")
     task = _task(task, classes, model)
-    task.check(records.labels())
-    held_out = None if evaluate is None else as_records(evaluate.data, whom, public=evaluate.public)
-    if held_out is not None:
-        task.check(held_out.labels())
-    if evaluate is not None and held_out is not None and not evaluate.public:
-        check_rows_alone(task, held_out.labels())
-        refuse_other_terms(ledger, evaluate.subject, whom, relation)
+    check_labels(task, records, curator)
+    held_out = None
+    if evaluate is not None:
+        read = partial(as_records, evaluate.data, whom, public=evaluate.public)
+        held_out = attempt(read, sentence=_UNREADABLE, curator=curator)
+        check_labels(task, held_out, curator)
+        if not evaluate.public:
+            check_rows_alone(task, held_out.labels())
+            refuse_other_terms(ledger, evaluate.subject, whom, relation)
     people = len(records) if size is None else size
     stops = evaluate is not None and evaluate.patience is not None
     budget = cost(receipt, delta) if receipt is not None else Budget(epsilon or 0.0, delta)
@@ -163,12 +180,16 @@ def fit(
         raise ValueError(
             "A run is taken up by what its parts print: give your own task or parts a repr of their values."
         )
-    with bench(model, records, held_out, scheme=scheme, layers=features, wanted=standardise is not None) as ready:
+    with bench(
+        model, records, held_out, scheme=scheme, layers=features, wanted=standardise is not None, curator=curator
+    ) as ready:
         expected = optimiser.sampler.expected(promise.size)
         asker = optimiser.query.open(ready.body, loss_of(task), expected=expected, microbatch=microbatch)
-        try_out(ready.body, ready.records, asker)
+        like = try_out(ready.body, ready.records, asker, curator)
+        if (device := next(ready.body.parameters()).device).type != "cpu":  # there the engine bounds what it keeps
+            rehearse(asker, like, min(rows_that_fit(like), units_at_once(expected) * ready.records.most_rows), device)
         if ready.held_out is not None:
-            try_out(ready.body, ready.held_out)
+            try_out(ready.body, ready.held_out, curator=curator)
         others = [] if standardise is None else [standardise.event]
         if receipt is not None:
             account = paid_account(optimiser, promise, receipt)
@@ -180,6 +201,9 @@ def fit(
             table = cast(Table, ready.records)
             ready.standardised(standardise.release(table, promise.size, account.ledger, account.subject, seed))
         trained = {name: p for name, p in ready.body.named_parameters() if p.requires_grad}
+        judge = None
+        if evaluate is not None and ready.held_out is not None:
+            judge = Judge(evaluate, ready.held_out, task, curator)
         run = Run(
             model=ready.body,
             records=ready.records,
@@ -188,11 +212,13 @@ def fit(
             asker=asker,
             updater=Updater(optimiser.update, trained, optimiser.steps),
             measure=task.measure,
-            judge=None if evaluate is None or ready.held_out is None else Judge(evaluate, ready.held_out, task),
+            judge=judge,
             store=store,
             every=every,
             note=f"{optimiser.name}, {scheme}, {sum(p.numel() for p in trained.values()):,} parameters",
             curator=curator,
+            like=like,
+            expected=expected,
         )
         run.begin(settings=settings, data=records, whole=ready.model)
         with shown(progress) as run.progress:
@@ -229,25 +255,39 @@ def _task(task: Task | None, classes: int | None, model: nn.Module) -> Task:
     return task
 
 
-def try_out(body: nn.Module, records: Records, asker: Asker | None = None) -> None:
-    """Does the model take such rows, and does every rule hold? On blank or made-up ones, before anything is charged."""
+def check_labels(task: Task, records: Records, curator: object = None) -> None:
+    """Refuse labels that cannot be, in a sentence that tells none of them."""
+    attempt(lambda: task.check(records.labels()), sentence=_LABELS, curator=curator)
+
+
+def try_out(body: nn.Module, records: Records, asker: Asker | None = None, curator: object = None) -> Rows:
+    """Does the model take such rows, and does every rule hold? On blank or made-up ones, before anything is charged.
+
+    Returns a blank row: what rows look like (see `reading`).
+    """
+    like = likeness(records, training=asker is not None, curator=curator)
     made_up = getattr(records, "made_up", None)
-    if made_up is not None:
-        inputs, labels, _ = made_up()
-    else:
-        fate = torch.full((1, records.chances), 0.5) if asker is not None else None
-        first = records.rows(torch.zeros(1, dtype=torch.long), fate)
-        inputs, labels = blank(first.inputs), blank(first.labels)
+    inputs, labels, _ = made_up() if made_up is not None else like
     device = next(body.parameters()).device
     inputs, labels = to(inputs, device), labels.to(device)
     try:
         with torch.no_grad():
             outputs_of(body, inputs)
+        reason = ""
     except (RuntimeError, TypeError, IndexError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"The model does not take these rows ({type(error).__name__}: {reason}).") from None
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    if reason:
+        raise Refusal(f"The model does not take these rows ({reason}).")
     if asker is not None:
         asker.check(inputs, labels)
+    return like
+
+
+def rehearse(asker: Asker, like: Rows, rows: int, device: torch.device) -> None:
+    """Ask for as many blank rows as a portion may ever have: memory that does not suffice shows before the charge."""
+    whole = change((like.inputs, like.labels), lambda t: t[:1].expand(rows, *t.shape[1:]).contiguous())
+    inputs, labels = to(whole, device)
+    asker.sum(Rows(inputs, labels, torch.arange(rows, device=device)))
 
 
 def _assumptions(account: Account, promise: Promise, *, named: bool) -> list[str]:

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from tacit.data.texts import NO_LABEL
 from tacit.finetune.tasks import cut
+from tacit.refusals import Refusal
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,13 @@ class NextToken:
 
     def check(self, labels: Tensor) -> None:
         if labels.is_floating_point() or labels.dtype == torch.bool or labels.dim() != 2:
-            raise ValueError(
+            raise Refusal(
                 "Next tokens are integers, texts x places: give data.Texts without labels; got "
-                f"{labels.dtype} of shape {tuple(labels.shape)}."
+                f"{labels.dtype} in {labels.dim()} dimensions."
             )
         known = labels[labels != NO_LABEL]
         if len(known) and not (int(known.min()) >= 0 and int(known.max()) < self.vocabulary):
-            raise ValueError(f"Tokens must be 0 to {self.vocabulary - 1}; some are not: is it the model's tokenizer?")
+            raise Refusal(f"Tokens must be 0 to {self.vocabulary - 1}; some are not: is it the model's tokenizer?")
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         each, known = self._each(outputs, labels)

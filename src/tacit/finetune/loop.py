@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,14 +17,22 @@ from tacit.data.records import Records, Rows
 from tacit.finetune.account import Account, Meter
 from tacit.finetune.evaluation import Judge
 from tacit.finetune.optimisers import Optimiser
-from tacit.finetune.predictions import portions, rows_that_fit, to
-from tacit.finetune.queries import Asker, blank
+from tacit.finetune.predictions import portions, rows_that_fit, units_at_once
+from tacit.finetune.queries import Asker
+from tacit.finetune.reading import Reader, kind_of
 from tacit.finetune.saving import Store
 from tacit.finetune.updates import Updater
 from tacit.privacy import BoundedSum, Receipt, leases, sampling
+from tacit.privacy.receipts import check_used
 from tacit.recipes import Progress
+from tacit.refusals import attempt
 
-Curator = Callable[[int, BoundedSum], None]
+Curator = Callable[[int, BoundedSum], None]  # with an attribute `error`, it is told of problems: tacit.refusals
+_UNREADABLE = (
+    "Some rows cannot be read, or not together with others: with checkpoint= every row must be readable before the "
+    "charge, so that steps can be replayed. Nothing was charged or released. Details may tell of rows: curator.error "
+    "is told."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +60,8 @@ class Run:
     note: str = ""
     curator: Curator | None = None
     progress: Progress | None = None
+    like: Rows  # a blank row, as agreed on before the charge
+    expected: float  # the public number of units in a step
     rows_at_once: int | None = None
     history: list[Score] = field(default_factory=list)
     receipt: Receipt = field(init=False)
@@ -69,7 +80,7 @@ class Run:
             self._charge()
             return
         start = checkpoints.digest({name: p for name, p in self.model.named_parameters() if p.requires_grad})
-        self._fingerprint = _fingerprint(whole, settings)
+        self._fingerprint = _fingerprint(whole, f"{settings} {kind_of(self.like)}")
         loaded = self.store.load(run=self._fingerprint)
         if loaded is not None:
             self._restore(*loaded)
@@ -78,7 +89,7 @@ class Run:
         elif self.store.kept is not None:
             self._take_up(self.store, data, None if loaded is not None else start)
         elif loaded is None:
-            told = data.fingerprint()  # first, for it takes long, and a kill after the charge loses the charge
+            told = self._told(data)  # first, for it takes long, and a kill after the charge loses the charge
             self._charge()
             evaluation = self.judge.receipt.id if self.judge is not None and self.judge.receipt is not None else None
             self.store.begin(
@@ -99,11 +110,22 @@ class Run:
         Formal guarantee: step t is one release on the charged receipt, of the sum over the units that the receipt's
         own sampler drew, empty or not. Nothing else that depends on the rows leaves: an error in the middle of a step
         releases nothing, and the same step comes again with the same draw and the same noise.
+
+        In floating point: the sum of a step is added up in float64, unit after unit of a portion and portion after
+        portion. Where one unit is blanked or replaced, shapes and order stay, so nobody else's terms change, and the
+        sum moves by the clip (twice it, if replaced) and by what float64 additions round: at most n^2 2^-53 of the clip
+        for n drawn units (1e-10 for a thousand, 4e-7 for 60,000). Where one is added or removed, the others move up a
+        place and a portion has a row more: the additions round no more than before, but matrix products of the forward
+        and backward pass may round a row differently at another place or batch size. That is the one residual which
+        nothing bounds strictly: some 1e-7 of the clip per unit for float32 models, of either sign, and 1e-16 for
+        float64 ones; none where the library computes rows alike at every place. The number of rows that the largest
+        unit has decides how portions are cut: declare it (`rows_each`) where it may be odd.
         """
         if self._finished:
             self._close(self._start)
             return self._start
         done = self._steps()
+        check_used(self.receipt)
         self.updater.hand_out()
         self._save(done, finished=True)
         self._close(done)
@@ -127,7 +149,7 @@ class Run:
 
     def _take_up(self, store: Store, data: Records, start: str | None) -> None:
         self.receipt, self._made = store.take_up(
-            data=data.fingerprint(), run=self._fingerprint, start=start, used=self._start
+            data=self._told(data), run=self._fingerprint, start=start, used=self._start
         )
         if store.kept is None:
             return
@@ -135,6 +157,9 @@ class Run:
         evaluation = store.kept.evaluation
         if self.judge is not None and evaluation is not None and not leases.settled(self.account.ledger, evaluation):
             self.judge.take_up(self.account.ledger, evaluation)
+
+    def _told(self, data: Records) -> str:
+        return attempt(data.fingerprint, sentence=_UNREADABLE, curator=self.curator)
 
     def _wind_up(self, store: Store, data: Records) -> None:
         """A finished run: nothing is left to do but what a kill at the very end has left, to settle."""
@@ -189,46 +214,31 @@ class Run:
         self.receipt = self.account.ledger.receipt(facts["receipt"])
 
     def _ask(self, step: int) -> BoundedSum:
-        """The sum over the units of the next step, in portions that fit into memory."""
+        """The sum over the units of the next step, in portions that fit into memory.
+
+        Formal guarantee: see `train`. A unit whose rows cannot be read, are of another kind than was agreed on before
+        the charge, or make model or loss raise adds exactly zero in its place (`reading`, `gradients.Engine`).
+        """
         chosen = self.optimiser.sampler.draw(self.receipt, step, len(self.records))
         fate = sampling.chances(self.receipt, len(chosen), self.records.chances) if self.records.chances else None
-        total: Any = None
-        self.rows_at_once = self.rows_at_once or rows_that_fit(self.records)
-        for part in portions(self.records, chosen, self.rows_at_once) if len(chosen) else ():
+        total: Any = self.asker.nobody()
+        for part in self._portions(chosen):
             chances = torch.empty(len(part), 0) if fate is None else fate[part]
-            for found in self._sums(chosen[part], chances):
-                total = found if total is None else total + found
-        return self.asker.nobody() if total is None else total
+            found = self.asker.sum(*self._reader(chosen[part], chances))
+            total = total + found
+        return total  # type: ignore[no-any-return]
 
-    def _sums(self, units: Tensor, chances: Tensor) -> Iterator[Any]:
-        """What these units add, in one sum; or in several, without those whose rows cannot be read or computed.
+    def _portions(self, chosen: Tensor) -> list[Tensor]:
+        if not len(chosen):
+            return []
+        rows = self.rows_at_once or rows_that_fit(self.like)
+        return portions(self.records, chosen, rows, units_at_once(self.expected))
 
-        After a charge no row's values decide an error. The one exception: if steps may be replayed, all rows were read
-        before the charge, so one that cannot be read now might be read when the step comes again, and then the same
-        noise would be on two sums.
-        """
-        rows, found = None, None
-        try:
-            rows = self._read(units, chances)
-            found = self.asker.sum(rows)
-        except (MemoryError, torch.OutOfMemoryError):  # of the machine, not of the rows
-            raise
-        except Exception:  # whatever rows of any kind can do; its text is private, too
-            pass
-        if found is not None:
-            yield found
-        elif len(units) > 1:
-            for one in range(len(units)):
-                yield from self._sums(units[one : one + 1], chances[one : one + 1])
-        elif rows is not None:
-            self.asker.sum(Rows(blank(rows.inputs), blank(rows.labels), rows.owner))  # raises if it was not the values
-        elif self.store is not None:
-            raise OSError("Some rows cannot be read now. Nothing of this step was released: run again to go on.")
-
-    def _read(self, units: Tensor, chances: Tensor) -> Rows:
+    @cached_property
+    def _reader(self) -> Reader:
+        """If steps may be replayed, all rows were read before the charge, and one that cannot be read now stops it."""
         device = next(self.model.parameters()).device
-        rows = self.records.rows(units, chances)
-        return Rows(to(rows.inputs, device), rows.labels.to(device), rows.owner.to(device))
+        return Reader(self.records, self.like, device, strict=self.store is not None, curator=self.curator)
 
     def _evaluate(self, done: int) -> bool:
         """Evaluate if it is time to; whether to stop because it got no better."""
@@ -267,8 +277,12 @@ class Run:
 
 
 def _fingerprint(whole: nn.Module, settings: str) -> str:
-    """A name for a run that recipients may see: its settings, its model's make and all that is not trained."""
+    """A name for a run that recipients may see: its settings, its model's make and all that is not trained.
+
+    And all that decides how numbers are rounded: types of parameters and rows, torch's version and its switches. A step
+    that is replayed in another precision would be another sum under the same noise.
+    """
     frozen = {name: p for name, p in whole.named_parameters() if not p.requires_grad} | dict(whole.named_buffers())
-    shapes = {name: tuple(p.shape) for name, p in whole.named_parameters()}
+    shapes = {name: (tuple(p.shape), str(p.dtype)) for name, p in whole.named_parameters()}
     make = re.sub(r" at 0x[0-9a-f]+", "", repr(whole))  # where in memory something lies is another matter
-    return checkpoints.digest(frozen, f"{settings} {shapes} {make}")
+    return checkpoints.digest(frozen, f"{settings} {shapes} {make} {checkpoints.precision()}")

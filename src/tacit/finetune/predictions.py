@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from tacit.data.records import Records
+from tacit.data.records import Records, Rows
+from tacit.finetune.reading import Reader, in_place, likeness, to
 from tacit.finetune.tasks import Task, outputs_of
+from tacit.gradients.batches import leaves
 
 _BYTES = 64 * 2**20  # of inputs at a time
 _TOKENS = 4096  # at a time: a vocabulary of logits each may come out
 
 
-def portions(records: Records, units: Tensor, rows_at_once: int | None = None) -> list[Tensor]:
-    """Places among `units`, in portions whose rows fit into memory; a unit is never divided.
+def portions(records: Records, units: Tensor, rows_at_once: int, most: float = math.inf) -> list[Tensor]:
+    """Places among `units`, in portions of at most so many rows, and at most `most` units; a unit is never divided.
 
     Records that know the size of their units' rows (texts) are taken size by size, so that little is padded.
+
+    Formal guarantee: where the cuts are depends on the number of units that were drawn, on their sizes and on public
+    numbers (`rows_at_once`, the most rows of a unit), never on who fails. A larger draw has more portions, not larger
+    ones: it needs no more memory.
     """
-    rows = rows_at_once or rows_that_fit(records)
     sizes: Tensor | None = getattr(records, "sizes", None)
-    each = max(1, rows // max(records.most_rows, 1))
+    each = int(min(max(1, rows_at_once // max(records.most_rows, 1)), most))
     alike = [torch.arange(len(units))] if sizes is None else list(by_size(sizes[units]).values())
     return [part for places in alike for part in torch.split(places, each)]
+
+
+def units_at_once(expected: float) -> int:
+    """The most units of a portion: what a Poisson draw of this mean exceeds once in 1e9 times; then there are two."""
+    return math.ceil(expected + 6 * math.sqrt(expected)) + 1
 
 
 def by_size(sizes: Tensor) -> dict[int, Tensor]:
@@ -39,10 +52,9 @@ def to_look_at(sizes: Tensor | None, count: int, rows: int, most_rows: int = 1) 
     return [p for s, places in found.items() for p in torch.split(places, max(1, _TOKENS // (s * most_rows)))]
 
 
-def rows_that_fit(records: Records) -> int:
-    """How many rows may be loaded at a time."""
-    first = records.rows(torch.zeros(1, dtype=torch.long), None)
-    size = sum(part.numel() * part.element_size() for part in _leaves(first.inputs)) / max(len(first.labels), 1)
+def rows_that_fit(like: Rows) -> int:
+    """How many rows like this one may be loaded at a time."""
+    size = sum(part.numel() * part.element_size() for part in leaves(like.inputs)) / max(len(like.labels), 1)
     return max(1, int(_BYTES / max(size, 1)))
 
 
@@ -56,21 +68,62 @@ class Said(NamedTuple):
 
 def predictions(model: nn.Module, records: Records, task: Task) -> Said:
     """What the model says of everybody, in order: by row or by unit, as `records.scored_by` has it."""
-    found = [_said(model, records, task, units) for units in _everybody(records, rows_that_fit(records))]
+    rows = rows_that_fit(_first(records))
+    found = [_said(model, records, task, units) for units in _everybody(records, rows)]
     whole = Said(*(torch.cat(parts) for parts in zip(*found, strict=True)))
     order = torch.argsort(whole.owner, stable=True)
     return Said(*(part[order] for part in whole))
 
 
-def forgiving(model: nn.Module, records: Records, task: Task) -> list[Said]:
-    """The same in portions, of some order: a unit whose rows cannot be read has no line, and nobody hears of it."""
-    try:
-        rows = rows_that_fit(records)
-    except (MemoryError, torch.OutOfMemoryError):  # of the machine, not of the rows
-        raise
-    except Exception:  # the first unit cannot be read, which nobody hears of, either
-        rows = 1
-    return [said for units in _everybody(records, rows) for said in _what_can_be_said(model, records, task, units)]
+def worths(
+    model: nn.Module,
+    records: Records,
+    task: Task,
+    worth: Callable[[Tensor, Tensor], Tensor],
+    like: Rows | None = None,
+    units: Tensor | None = None,
+) -> list[tuple[Tensor, Tensor]]:
+    """A number per line of what is said of private units, and whose it is, in portions.
+
+    Formal guarantee: a unit that cannot be read, or makes model or number raise, has no line, and keeps its place (see
+    `reading`): what is said of everybody else does not depend on it. `like` is what rows look like, found before the
+    charge.
+    """
+    like = like or likeness(records, training=False)
+    everybody = torch.arange(len(records)) if units is None else units
+    if (scored := getattr(records, "scored", None)) is not None:  # a line for each member, as it would have alone
+        whole, inner, place = scored(everybody)
+        where = torch.zeros(len(whole), dtype=torch.long).scatter_(0, inner, everybody[place])
+        return [(where[owner], values) for owner, values in worths(model, whole, task, worth, like, inner)]
+    reader = Reader(records, like, next(model.parameters()).device)
+    sizes: Tensor | None = getattr(records, "sizes", None)
+    sizes = None if sizes is None else sizes[everybody]
+    found = []
+    for places in to_look_at(sizes, len(everybody), rows_that_fit(like), records.most_rows):
+        rows, mute = reader(everybody[places], None)
+        found.append(in_place(partial(_worth, model, records, task, worth, everybody[places]), rows, mute))
+    return found
+
+
+def _worth(
+    model: nn.Module,
+    records: Records,
+    task: Task,
+    worth: Callable[[Tensor, Tensor], Tensor],
+    units: Tensor,
+    rows: Rows,
+    mute: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    said = _answers(model, records, task, units, rows)
+    muted = torch.zeros(len(units), dtype=torch.bool)
+    if mute is not None:
+        muted[rows.owner[mute].cpu()] = True
+    heard = ~muted[said.owner]
+    return units[said.owner[heard]], worth(said.beliefs, said.labels)[heard]
+
+
+def _first(records: Records) -> Rows:
+    return records.rows(torch.zeros(1, dtype=torch.long), None)
 
 
 def _everybody(records: Records, rows: int) -> list[Tensor]:
@@ -78,7 +131,6 @@ def _everybody(records: Records, rows: int) -> list[Tensor]:
     return to_look_at(sizes, len(records), rows, records.most_rows)
 
 
-@torch.no_grad()
 def _said(model: nn.Module, records: Records, task: Task, units: Tensor) -> Said:
     if (scored := getattr(records, "scored", None)) is not None:  # a line for each member, as it would have alone
         whole, inner, place = scored(units)
@@ -86,22 +138,16 @@ def _said(model: nn.Module, records: Records, task: Task, units: Tensor) -> Said
         lines = _said(model, whole, task, inner)
         return lines._replace(owner=where[lines.owner])
     rows = records.rows(units, None)
-    inputs = to(rows.inputs, next(model.parameters()).device)
-    said, labels = kept(task, outputs_of(model, inputs).cpu(), rows.labels)
-    one = Said(said, labels, rows.owner)
-    one = one if records.scored_by == "row" else _by_unit(one, len(units))
+    one = _answers(model, records, task, units, to(rows, next(model.parameters()).device))
     return one._replace(owner=units[one.owner])
 
 
-def _what_can_be_said(model: nn.Module, records: Records, task: Task, units: Tensor) -> list[Said]:
-    try:
-        return [_said(model, records, task, units)]
-    except (MemoryError, torch.OutOfMemoryError):  # of the machine, not of the rows
-        raise
-    except Exception:  # whatever rows of any kind can do; its text is private, too
-        if len(units) == 1:
-            return []
-    return [one for unit in units for one in _what_can_be_said(model, records, task, unit[None])]
+@torch.no_grad()
+def _answers(model: nn.Module, records: Records, task: Task, units: Tensor, rows: Rows) -> Said:
+    """By row or by unit; owners are places among the units."""
+    said, labels = kept(task, outputs_of(model, rows.inputs).cpu(), rows.labels.cpu())
+    one = Said(said, labels, rows.owner.cpu())
+    return one if records.scored_by == "row" else _by_unit(one, len(units))
 
 
 def kept(task: Task, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,19 +166,3 @@ def _by_unit(rows: Said, units: int) -> Said:
     total = torch.zeros(units, *rows.beliefs.shape[1:]).index_add_(0, place, rows.beliefs)
     mean = total / sizes.clamp_min(1).view(-1, *[1] * (rows.beliefs.dim() - 1))
     return Said(mean, rows.labels[starts.clamp_max(len(rows.labels) - 1)], torch.arange(units))
-
-
-def to(rows: Any, device: torch.device) -> Any:
-    """Rows on a device."""
-    if isinstance(rows, Tensor):
-        return rows.to(device)
-    if isinstance(rows, dict):
-        return {key: to(value, device) for key, value in rows.items()}
-    return type(rows)(to(value, device) for value in rows)
-
-
-def _leaves(rows: Any) -> list[Tensor]:
-    if isinstance(rows, Tensor):
-        return [rows]
-    values = rows.values() if isinstance(rows, dict) else rows
-    return [part for value in values for part in _leaves(value)]

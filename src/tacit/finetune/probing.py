@@ -7,14 +7,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from tacit.data.records import Records
 from tacit.data.tabled import Table
 from tacit.finetune.features import Backbone, Layers, Probe, cached, is_linear
-from tacit.finetune.predictions import to
-from tacit.finetune.queries import blank
+from tacit.finetune.reading import likeness, to
 from tacit.finetune.standardise import Statistics
 from tacit.models import head_of
 
@@ -51,6 +49,7 @@ def bench(
     scheme: str,
     layers: Layers | None,
     wanted: bool = False,
+    curator: object = None,
 ) -> Iterator[Bench]:
     """The head on features where that is the same as the whole model, or `wanted`; otherwise all of it."""
     wanted = wanted or layers is not None
@@ -58,13 +57,13 @@ def bench(
     possible = scheme == "linear" and tabled and not getattr(records, "augmented", False)
     if wanted and not possible:
         raise ValueError("Cached features are for scheme='linear' on tensors or data sets that are not augmented.")
-    if not possible or (layers != "all" and not is_linear(model, blank_row(model, records))):
+    if not possible or (layers != "all" and not is_linear(model, blank_row(model, records, curator))):
         if wanted:
             raise ValueError("This model is more than a head on features of one vector per row: leave features= out.")
         yield Bench(model=model, body=model, records=records, held_out=held_out)
         return
     with ExitStack() as stack:
-        yield _on_features(stack, model, records, held_out, layers or "last")
+        yield _on_features(stack, model, records, held_out, layers or "last", curator)
 
 
 def _on_features(
@@ -73,9 +72,11 @@ def _on_features(
     records: Any,
     held_out: Records | None,
     layers: Layers,
+    curator: object,
 ) -> Bench:
     backbone = Backbone(model, layers)
-    tables = [stack.enter_context(cached(backbone, each)) for each in (records, held_out) if isinstance(each, Table)]
+    each = [one for one in (records, held_out) if isinstance(one, Table)]
+    tables = [stack.enter_context(cached(backbone, one, curator)) for one in each]
     head = head_of(model)[1]
     if layers == "all":
         old = head
@@ -91,7 +92,7 @@ def _changed(records: Any, statistics: Statistics) -> Table:
     return changed
 
 
-def blank_row(model: nn.Module, records: Records) -> Any:
+def blank_row(model: nn.Module, records: Records, curator: object = None) -> Any:
     """A blank row: the values of a real one decide nothing."""
-    row = records.rows(torch.zeros(1, dtype=torch.long), None).inputs
-    return to(blank(row), next(model.parameters()).device)
+    row = likeness(records, training=False, curator=curator).inputs
+    return to(row, next(model.parameters()).device)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.data.records import Rows
+from tacit.finetune.reading import in_place
 from tacit.gradients import ClippedSum, Engine
 from tacit.gradients.clipping import AdaptiveQuantile, Policy, as_policy
 from tacit.privacy import BoundedSum
@@ -30,8 +31,12 @@ class Query(Protocol):
 class Asker(Protocol):
     """Asks at every step of one run, and remembers what a run may remember: released values."""
 
-    def sum(self, rows: Rows) -> BoundedSum:
-        """The sum over the units of these rows. Several sums of one step are added before the noise."""
+    def sum(self, rows: Rows, mute: Tensor | None = None) -> BoundedSum:
+        """The sum over the units of these rows. Several sums of one step are added before the noise.
+
+        A unit with a muted row (a bool per row), or one whose rows make model or loss raise, adds exactly zero, in its
+        place. Sums are float64 (or exact), so that their rounding is far below what noise hides; see `Run.train`.
+        """
 
     def nobody(self) -> BoundedSum:
         """The sum over no unit."""
@@ -78,9 +83,12 @@ class GradientAsker:
         self.engine = engine
         self.expected = expected
 
-    def sum(self, rows: Rows) -> ClippedSum:
+    def sum(self, rows: Rows, mute: Tensor | None = None) -> ClippedSum:
+        return in_place(self._sum, rows, mute)
+
+    def _sum(self, rows: Rows, mute: Tensor | None) -> ClippedSum:
         alone = torch.equal(rows.owner, torch.arange(len(rows.owner), device=rows.owner.device))
-        return self.engine((rows.inputs, rows.labels), units=None if alone else rows.owner)
+        return self.engine((rows.inputs, rows.labels), units=None if alone else rows.owner, mute=mute)
 
     def nobody(self) -> ClippedSum:
         return self.engine.nobody()
@@ -100,12 +108,3 @@ class GradientAsker:
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         del state
-
-
-def blank(rows: Any) -> Any:
-    """Zeros in the shape of some rows: nothing of anybody."""
-    if isinstance(rows, Tensor):
-        return torch.zeros_like(rows)
-    if isinstance(rows, Mapping):
-        return {key: blank(value) for key, value in rows.items()}
-    return type(rows)(blank(value) for value in rows)

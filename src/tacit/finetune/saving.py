@@ -4,8 +4,9 @@ The checkpoint holds released values only (weights, optimiser, counters, which r
 of noise and sampling is in a private file (0600) beside the ledger, with fingerprints of the data and of the run, and
 is destroyed when the run ends. After a kill the lost steps are replayed: same key, same batch, same weights, hence the
 same release. Data, weights or settings that changed since are refused, for they would give another sum under the same
-noise. So are another `microbatch` and another kind of device: they round sums differently. What remains is rounding
-where the library or the number of threads changed, or where a GPU adds up in any order: some 1e-7 of the clip.
+noise. So are another precision, version of torch, `microbatch` and kind of device: they round sums differently. What
+remains is rounding where the number of threads or the machine changed, or where a GPU adds up in any order: some 1e-7
+of the clip.
 """
 
 from __future__ import annotations

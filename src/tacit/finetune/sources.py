@@ -12,6 +12,7 @@ from tacit.data.tabled import Table
 from tacit.gradients import refuse_live_statistics
 from tacit.models import scratch, select, with_head
 from tacit.privacy import Unit
+from tacit.refusals import Refusal
 
 
 def as_records(
@@ -30,32 +31,32 @@ def as_records(
     """
     if isinstance(data, Records):
         if rows_each is not None or augment is not None:
-            raise ValueError("rows_each and augment are for tensors and data sets: these decide it.")
+            raise Refusal("rows_each and augment are for tensors and data sets: these decide it.")
         if unit_ids is not None:
-            raise ValueError("unit_ids are for tensors and data sets: of records, say records.group_by(ids, unit=...).")
+            raise Refusal("unit_ids are for tensors and data sets: of records, say records.group_by(ids, unit=...).")
         if not public:
             agree(data, unit)
         return data
     if hasattr(data, "rows") and hasattr(data, "most_rows"):
-        raise ValueError("These records do not say what their units are: give their class a `unit`, such as 'patient'.")
+        raise Refusal("These records do not say what their units are: give their class a `unit`, such as 'patient'.")
     if isinstance(data, tuple | list) and len(data) in (2, 3):
         parts = tuple(data)
     elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         parts = (data, None)
     else:
-        raise ValueError("Data is (inputs, labels), (inputs, labels, owners), a data set, or Records; got neither.")
+        raise Refusal("Data is (inputs, labels), (inputs, labels, owners), a data set, or Records; got neither.")
     owners = parts[2] if len(parts) == 3 else unit_ids
     if len(parts) == 3 and unit_ids is not None:
-        raise ValueError("Say whose each row is once: in the data, or as unit_ids=.")
+        raise Refusal("Say whose each row is once: in the data, or as unit_ids=.")
     if public:
         return Table(parts[0], parts[1], owners, rows_each=rows_each, augment=augment)
     if owners is None and unit not in (None, Unit.SAMPLE):
-        raise ValueError(
+        raise Refusal(
             f"unit={str(unit)!r} needs to know whose each row is: give unit_ids, one integer or string per row (all of "
             "them different, if everybody has one row)."
         )
     if owners is not None and unit in (None, Unit.SAMPLE):
-        raise ValueError("Rows have owners, so a unit is more than a sample: say what with unit=, such as 'patient'.")
+        raise Refusal("Rows have owners, so a unit is more than a sample: say what with unit=, such as 'patient'.")
     return Table(parts[0], parts[1], owners, unit=unit, rows_each=rows_each, augment=augment)
 
 
@@ -63,7 +64,7 @@ def agree(records: Records, unit: Unit | str | None) -> Unit:
     """The unit of the records; refused if somebody says that it is another one."""
     own = Unit(records.unit)
     if unit is not None and own != Unit(unit):
-        raise ValueError(
+        raise Refusal(
             f"One unit of these data is a {own}, so that nothing would hold for a {unit}: say unit={str(own)!r}, or "
             f"put together what belongs to each {unit} first, with records.group_by(ids, unit={str(unit)!r})."
         )
@@ -74,7 +75,7 @@ def told_unit(unit: Unit | str | None, units: Unit | str | None) -> Unit | None:
     """What the caller says a unit is; `units` is the name that the argument `unit` once had."""
     if units is not None:
         if unit is not None:
-            raise ValueError("Say unit= alone: units= is its earlier name.")
+            raise Refusal("Say unit= alone: units= is its earlier name.")
         warnings.warn("units= is now called unit=.", DeprecationWarning, stacklevel=3)
         unit = units
     return None if unit is None else Unit(unit)
@@ -92,7 +93,7 @@ def prepared(
 ) -> nn.Module:
     """The model with its head and its trainable parameters as asked, in evaluation mode."""
     if head not in ("new", "keep") or init not in ("pretrained", "scratch"):
-        raise ValueError("head is 'new' or 'keep', and init is 'pretrained' or 'scratch'.")
+        raise Refusal("head is 'new' or 'keep', and init is 'pretrained' or 'scratch'.")
     if init == "scratch":
         scratch(model, seed)
     if head == "new":

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tacit.data.records import Records, Rows
-from tacit.finetune.predictions import to
 from tacit.finetune.queries import Asker, Gradient, Loss
+from tacit.finetune.reading import in_place, muted_units, to
 from tacit.gradients import ClippedSum, Engine
 from tacit.gradients.clipping import Flat, shrink
 from tacit.gradients.norms import square_norms
@@ -85,14 +85,19 @@ class SubspaceAsker:
         self._made_at = -1
         self._step = 0
 
-    def sum(self, rows: Rows) -> ClippedSum:
-        total = self.nobody()
+    def sum(self, rows: Rows, mute: Tensor | None = None) -> ClippedSum:
+        return in_place(self._sum, rows, mute)
+
+    def _sum(self, rows: Rows, mute: Tensor | None) -> ClippedSum:
+        total, silent = self.nobody(), muted_units(rows.owner, mute)
         for gradients in self.engine.each((rows.inputs, rows.labels), units=rows.owner):
-            total = total + self._bounded(self._flat(gradients))
+            flat = self._flat(gradients)
+            total = total + self._bounded(flat, silent[: len(flat)])
+            silent = silent[len(flat) :]
         return total
 
     def nobody(self) -> ClippedSum:
-        return self._bounded(self.basis.new_zeros(0, self._size))
+        return self._bounded(self.basis.new_zeros(0, self._size), torch.zeros(0, dtype=torch.bool))
 
     def check(self, inputs: object, labels: Tensor) -> None:
         self.engine.learn((inputs, labels))
@@ -135,12 +140,16 @@ class SubspaceAsker:
             self._made_at = self._step
         return self._basis
 
-    def _bounded(self, gradients: Tensor) -> ClippedSum:
-        """Clip both parts of every gradient and add them up; a unit with anything that is not finite adds nothing."""
+    def _bounded(self, gradients: Tensor, muted: Tensor) -> ClippedSum:
+        """Clip both parts of every gradient and add them up, in float64.
+
+        A unit that is muted, or has anything that is not finite, adds nothing.
+        """
         parts = {"embedding": gradients @ self.basis.T}
         if self._query.residual:
             parts["residual"] = gradients - parts["embedding"] @ self.basis
         norms = torch.stack([square_norms(values).sqrt() for values in parts.values()])
+        norms = norms.masked_fill(muted.to(norms.device), math.inf)
         bad = ~torch.isfinite(norms).all(0)
         factors, total = [], {}
         for (name, values), norm in zip(parts.items(), norms, strict=True):

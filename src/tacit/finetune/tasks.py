@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tacit.finetune.measures import auroc
+from tacit.refusals import Refusal
 
 
 class Task(Protocol):
@@ -56,9 +57,9 @@ class Classes:
 
     def check(self, labels: Tensor) -> None:
         if labels.is_floating_point() or labels.dtype == torch.bool or labels.dim() != 1:
-            raise ValueError(f"Classes are integers, one per row; got {labels.dtype} of shape {tuple(labels.shape)}.")
+            raise Refusal(f"Classes are integers, one per row; got {labels.dtype} in {labels.dim()} dimensions.")
         if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < self.outputs):
-            raise ValueError(
+            raise Refusal(
                 f"Labels must be 0 to {self.outputs - 1}, for {self.outputs} classes; some are not. Give classes= the "
                 "number of classes that there are, or number them from 0."
             )
@@ -91,12 +92,12 @@ class Labels:
 
     def check(self, labels: Tensor) -> None:
         if not labels.is_floating_point() or labels.dim() != 2 or labels.shape[1] != self.outputs:
-            raise ValueError(
-                f"Several labels are floats, rows x {self.outputs}; got {labels.dtype} of shape {tuple(labels.shape)}."
+            raise Refusal(
+                f"Several labels are floats, rows x {self.outputs}; got {labels.dtype} in {labels.dim()} dimensions."
             )
         known = labels[~labels.isnan()]
         if len(known) and not (float(known.min()) >= 0 and float(known.max()) <= 1):
-            raise ValueError("A label is between 0 and 1, or NaN where it is not known; some are neither.")
+            raise Refusal("A label is between 0 and 1, or NaN where it is not known; some are neither.")
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         known = ~labels.isnan()

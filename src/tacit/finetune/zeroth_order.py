@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tacit.data.records import Rows
 from tacit.finetune.queries import Asker, Gradient, Loss
+from tacit.finetune.reading import in_place
 from tacit.gradients import ClippedSum, refuse_live_statistics
 from tacit.gradients.batches import rows_of
 from tacit.gradients.clipping import Flat
@@ -61,7 +62,10 @@ class SlopeAsker:
         refuse_live_statistics(list(model.named_modules()))
         self._step = 0
 
-    def sum(self, rows: Rows) -> ClippedSum:
+    def sum(self, rows: Rows, mute: Tensor | None = None) -> ClippedSum:
+        return in_place(self._sum, rows, mute)
+
+    def _sum(self, rows: Rows, mute: Tensor | None) -> ClippedSum:
         units = int(rows.owner.max()) + 1 if len(rows.owner) else 0
         owner = rows.owner.cpu()
         sizes = torch.bincount(owner, minlength=units).double()
@@ -69,6 +73,8 @@ class SlopeAsker:
         for direction in range(self._query.directions):
             up, down = (self._losses(rows, direction, sign) for sign in (1, -1))
             slopes = (up - down) / (2 * self._query.scale)
+            if mute is not None:
+                slopes[mute.cpu()] = math.nan  # and so is its unit's mean: it adds nothing
             found[:, direction].index_add_(0, owner, slopes)
         return self._bounded((found / sizes[:, None])[sizes > 0])
 

@@ -69,10 +69,13 @@ class Engine:
         if not self._plan.by_row and row_shapes(batch) not in self._plan.folds:
             learning.learn_shapes(self._plan, self.model, batch, self._watch)
 
-    def __call__(self, batch: Any, *, units: Any = None, clip: float | Policy | None = None) -> ClippedSum:
+    def __call__(
+        self, batch: Any, *, units: Any = None, clip: float | Policy | None = None, mute: Any = None
+    ) -> ClippedSum:
         """The sum over units of clip(mean gradient of the unit's rows); every row is a unit unless `units` labels them.
 
-        `clip` replaces the engine's own for this step (a bound that follows the data).
+        `clip` replaces the engine's own for this step (a bound that follows the data). A unit with a row that `mute`
+        (a bool per row) names adds exactly zero, in its place.
         """
         policy = self.clip if clip is None else as_policy(clip)
         rows = count_rows(batch)
@@ -81,6 +84,8 @@ class Engine:
         tally = Tally(policy, {n: wide(p.detach()) for n, p in self._slots.parameters.items()}, grouped.count)
         if rows == 0:
             return tally.result()
+        if mute is not None:
+            tally._muted[grouped.of_row[mute]] = True
         self.learn(batch)
         for part, members in _parts(grouped, self._rows_at_once(rows)):
             if self._plan.by_row or not self._add(tally, batch, part, members, grouped):

@@ -88,6 +88,7 @@ class Tally:
         self._norms = torch.zeros(units, dtype=torch.float64, device=device)
         self._factors = torch.ones(units, dtype=torch.float64, device=device)
         self._units = units
+        self._muted = torch.zeros(units, dtype=torch.bool, device=device)
         self._note_extra(dict.fromkeys(self._blocks, self._norms[:0]), self._norms[:0] > 0)
 
     def zeros(self) -> dict[str, Tensor]:
@@ -139,6 +140,7 @@ class Tally:
         """The factor of each unit and block; zero for a unit with a gradient that is not finite."""
         stacked = torch.stack(list(norms.values()))
         overall = stacked.square().sum(0).sqrt() if len(norms) > 1 else stacked[0]
+        overall = overall.masked_fill(self._muted[members], float("inf"))
         bad = ~torch.isfinite(overall)
         any_bad = bool(bad.any())
         factors = self._policy.factors(norms, losses.double())

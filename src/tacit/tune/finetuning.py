@@ -14,7 +14,7 @@ from tacit.data.tabled import Table
 from tacit.finetune import DPGD, Backbone, Classes, Optimiser, Task, fit, plan
 from tacit.finetune.evaluation import check_rows_alone, right_by_unit
 from tacit.finetune.features import extract, is_linear
-from tacit.finetune.fit import try_out
+from tacit.finetune.fit import check_labels, try_out
 from tacit.finetune.probing import blank_row
 from tacit.finetune.sources import agree, as_records, prepared, told_unit
 from tacit.models import head_of
@@ -84,7 +84,7 @@ class Finetuning:
         shown = {name: options.pop(name, None) for name in ("rows_each", "augment")}  # of the records, not of a run
         self._records = as_records(data, named, unit_ids=unit_ids, **shown)
         self.unit = agree(self._records, named)
-        self._task.check(self._records.labels())
+        check_labels(self._task, self._records)
         check_rows_alone(self._task, self._records.labels(), sure=measure == "loss")
         self._how: dict[str, Any] = options | {"scheme": scheme, "head": head, "bias": bias}
         check_count(size, "size")

@@ -78,8 +78,8 @@ class Part(Groupable):
         return hashlib.sha256(told.encode()).hexdigest()
 
     def __getattr__(self, name: str) -> Any:
-        """What only some records have: `sizes`, a number per unit, and `made_up()`."""
-        if name not in ("sizes", "made_up"):
+        """What only some records have: `sizes`, a number per unit, `blank()` and `made_up()`."""
+        if name not in ("sizes", "blank", "made_up"):
             raise AttributeError(name)
         found = getattr(self._whole, name)
-        return torch.as_tensor(found)[self._units] if name == "sizes" else found
+        return found[self._units] if name == "sizes" and found is not None else found

@@ -1,0 +1,76 @@
+"""Rows that take no part, or on which the model raises: they keep their place, and nobody else's arithmetic changes."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from obvious import Curious, apart, images, net
+from torch import Tensor, nn
+
+from tacit.adapt import DP, SAR, DeYO, Tent
+from tacit.privacy import Ledger
+
+ROWS, CLIP = 6, 0.05
+BATCH = images(ROWS, seed=90).float()
+
+
+class Picky(nn.Module):
+    """Raises on values that it does not like."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net().float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x == -7).flatten(1).all(1).any()):
+            raise ArithmeticError("patient 4711, too dark")
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+def step(batch: Tensor, make: Any = Tent, **more: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    curator = Curious()
+    adapter = make(
+        Picky(), privacy=DP(10.0, clip=CLIP), batch_size=ROWS, curator=curator, ledger=Ledger("sqlite://"), seed=0
+    )
+    adapter(BATCH)  # charged; SAR climbs from here on
+    logits = adapter(batch, **more)
+    return logits, curator.sums[-1]
+
+
+@pytest.mark.parametrize("make", [Tent, SAR, DeYO])
+@pytest.mark.parametrize("value", [-7.0, math.nan, math.inf])
+def test_an_odd_image_is_blank_and_moves_nobody(value: float, make: Any) -> None:
+    odd = BATCH.clone()
+    odd[2] = value
+    logits, found = step(odd, make)
+    usual, whole = step(BATCH, make)
+    others = torch.arange(ROWS) != 2
+    assert torch.equal(logits[others], usual[others])
+    blanked = BATCH.clone()
+    blanked[2] = 0.0
+    assert torch.equal(logits[2], step(blanked, make)[0][2])
+    assert 0 < apart(found, whole) <= CLIP * (1 + 1e-9)
+    missing = BATCH.clone()
+    missing[2] = math.nan
+    assert apart(found, step(missing, make)[1]) == 0.0
+
+
+@pytest.mark.parametrize("value", [-7.0, math.nan])
+def test_a_unit_is_the_mean_over_its_other_rows(value: float) -> None:
+    """Rows 1 and 2 are of one unit; without row 2 it is what row 1 is alone, and the others stay to the last bit."""
+    odd = BATCH.clone()
+    odd[2] = math.nan
+    together = torch.tensor([0, 1, 1, 3, 4, 5])
+    assert apart(step(odd, units=together)[1], step(odd, units=torch.arange(ROWS))[1]) <= 1e-9
+    odd[2] = value
+    whole = step(BATCH, units=together)[1]
+    assert apart(step(odd, units=together)[1], whole) <= 2 * CLIP * (1 + 1e-9)
+
+
+def test_an_error_in_the_middle_says_nothing_and_no_image_decides_it(capfd: pytest.CaptureFixture[str]) -> None:
+    adapter = Tent(Picky(), privacy=DP(10.0), batch_size=ROWS, ledger=Ledger("sqlite://"))
+    for _ in range(2):
+        adapter(torch.full_like(BATCH, -7.0))
+    assert adapter.steps == 2
+    assert "".join(capfd.readouterr()) == ""
