@@ -80,6 +80,20 @@ def test_no_unit_of_several_rows_moves_it_further(
     check(statistic, whole, total(statistic, [*others, rows[3]], units), Neighbours.REPLACE_ONE)
 
 
+@pytest.mark.parametrize("bins", [2, 5])
+def test_the_l2_sensitivity_of_a_histogram_is_reached_and_not_above_it(bins: int) -> None:
+    """All pairs of contributions: nobody, or one bin's total with or without its correct; and means of several rows."""
+    corners = [torch.zeros(2 * bins)]
+    for place in range(bins):
+        wrong = torch.zeros(2 * bins).index_fill_(0, torch.tensor([place + bins]), 1.0)
+        corners += [wrong, wrong.index_fill(0, torch.tensor([place]), 1.0)]
+    means = [(a + b) / 2 for a in corners for b in corners]
+    apart = max(float((a - b).norm()) for a in means for b in means)
+    assert apart == pytest.approx(2.0)
+    assert Histogram(bins=bins).sensitivity("gaussian", Neighbours.REPLACE_ONE) == pytest.approx(apart)
+    assert Histogram(bins=bins).sensitivity("gaussian", Neighbours.ADD_REMOVE) == pytest.approx(math.sqrt(2))
+
+
 @pytest.mark.parametrize(
     ("statistic", "removed", "replaced"),
     [(Gap(), 1, 2), (GapSlope(), 1, 2), (BinGaps(), 1, 2), (Histogram(), 2, 4), (Loss(), 10, 10), (Count(), 1, 1)],

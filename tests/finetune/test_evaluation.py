@@ -18,6 +18,7 @@ from tacit.finetune.evaluation import Judge
 from tacit.finetune.loop import Run
 from tacit.finetune.sources import as_records
 from tacit.privacy import Budget, BudgetExceeded, Ledger, Neighbours, ReceiptError, Unit, events
+from tacit.report import Book
 
 STEPS = 12
 
@@ -157,7 +158,9 @@ def test_stopping_returns_the_rest_of_full_batches(ledger: Ledger, monkeypatch: 
     fitted = run(ledger, Evaluation(data=people(), public=True, every=2, patience=1))
     assert fitted.steps == 4
     assert [settled["used"] for settled in refund(ledger)] == [4]
-    assert fitted.guarantee.mu == pytest.approx(math.sqrt(4) / fitted.noise_multiplier, rel=1e-6)
+    assert ledger.spent("clinic").mu == pytest.approx(math.sqrt(4) / fitted.noise_multiplier, rel=1e-6)
+    assert fitted.guarantee.epsilon == pytest.approx(4.0)  # where it stopped was chosen by releases: the cap
+    assert "the cap" in str(fitted.guarantee)
 
 
 def test_stopping_returns_the_rest_of_poisson_batches(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +173,11 @@ def test_stopping_returns_the_rest_of_poisson_batches(ledger: Ledger, monkeypatc
     (settled,) = refund(ledger)
     assert settled["used"] == 6
     assert settled["refund"] / charge["cost"] == pytest.approx(0.5, rel=1e-9)
-    assert fitted.guarantee.epsilon < 4.0
+    assert ledger.spent("clinic").epsilon < 4.0
+    assert fitted.guarantee.epsilon == pytest.approx(4.0)
+    assert Book.of(ledger).epsilon == pytest.approx(4.0)  # on pages and cards, too
+    clinic = next(account for account in Book.of(ledger).accounts if account.name == "clinic")
+    assert clinic.epsilon == pytest.approx(4.0)
 
 
 def test_a_plan_refunds_nothing_so_no_run_on_it_stops_early(ledger: Ledger) -> None:

@@ -184,6 +184,24 @@ def test_what_a_ledger_promises_after_a_stop_is_its_cap() -> None:
     ledger.settle(receipt)
     assert ledger.total().epsilon < 0.6
     assert ledger.total(promised=True).epsilon == pytest.approx(1.0)
+    assert ledger.spent("s", promised=True).epsilon == pytest.approx(1.0)
+    assert "spent so far" in str(ledger.total())
+    assert "the cap" in str(ledger.total(promised=True))
+    assert "spent so far" not in str(ledger.spent("s", promised=True))
+    assert ledger.stopped("s")
+
+
+def test_a_part_of_a_plan_says_that_the_budget_holds_if_it_was_chosen() -> None:
+    ledger = Ledger("sqlite://")
+    one, other = events.poisson(0.1, events.gaussian(3.0), 10), events.poisson(0.1, events.gaussian(4.0), 10)
+    ledger.subject("s", Budget(2.0, 1e-5), plan=[one, other])
+    ledger.charge("s", one, stage="test")
+    assert "fixed in advance" not in str(ledger.spent("s"))
+    assert "chosen by earlier releases, the budget (2, 1e-05) holds" in str(ledger.spent("s"))
+    assert "fixed in advance" in str(ledger.spent("s", promised=True))
+    ledger.charge("s", other, stage="test")
+    assert "fixed in advance" in str(ledger.spent("s"))
+    assert not ledger.stopped("s")
 
 
 # Dominating pairs.

@@ -45,7 +45,7 @@ def test_a_ledger_as_a_table(ledger: Ledger) -> None:
 
 def test_the_headline_is_the_total(ledger: Ledger) -> None:
     book = Book.of(ledger)
-    assert book.headline() == str(ledger.total())
+    assert book.headline() == str(ledger.total(promised=True))  # a part of a charge was returned: the cap
     assert (book.warnings, book.private, book.head) == ((), True, ledger.head)
     assert book.promised == ledger.total(promised=True).epsilon
     assert book.promise.startswith("ε = ")
@@ -111,7 +111,7 @@ def test_several_ledgers(ledger: Ledger) -> None:
     one, other = Book.of(ledger, "one"), Book.of(Ledger("sqlite://"), "two")
     text = overall([one, one, other])
     assert "3 ledgers" in text
-    assert f"epsilon {2 * one.epsilon:.3f}"[:-1] in text
+    assert f"epsilon {2 * one.epsilon:g}" in text
     table = overview([one, other])
     assert [row[0] for row in table.rows] == ["one", "two"]
     assert table.texts[0][1:4] == ["patient, video", "add-remove, replace-one", "gaussian, pure"]

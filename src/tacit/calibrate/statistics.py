@@ -13,7 +13,7 @@ statistic        L1          L2              because one unit adds
 ``Gap``          1 / 2       1 / 2           correct - confidence, in [-1, 1]
 ``GapSlope``     1 / 2       1 / 2           the gap, and a slope cut to at most 1 - |gap|
 ``BinGaps``      1 / 2       1 / 2           correct - confidence to one bin
-``Histogram``    2 / 4       √2 / 2√2        1 to one bin's total, and 1 or 0 to its correct
+``Histogram``    2 / 4       √2 / 2          1 to one bin's total, and 1 or 0 to its correct (never negative)
 ``Loss``         B / B       B / B           a loss clipped to [0, B]; replaced within an interval of width B
 ``Count``        1 / 1       1 / 1           1
 ===============  ==========  ==============  ====================================================================

@@ -55,7 +55,12 @@ class Account:
 
     @property
     def guarantee(self) -> Guarantee:
-        return self.ledger.spent(self.subject)
+        """What the subject was promised: after a run that may stop by its releases, the cap.
+
+        The epsilon of the steps that were made is an odometer's reading: taken at a time that releases chose, it is no
+        bound. The cap was fixed before the first step, and holds wherever the run stops.
+        """
+        return self.ledger.spent(self.subject, promised=self.promise.stops or self.ledger.stopped(self.subject))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,7 +95,7 @@ def _divided(leaf: DpEvent, neighbours: Neighbours) -> DpEvent | None:
                 )
             return attr.evolve(leaf, event=dp_event.GaussianDpEvent(noise / factor)) if noise > TINY else None
         case dp_event.ZCDpEvent():
-            return attr.evolve(leaf, rho=leaf.rho * factor**2, xi=leaf.xi * factor)
+            return attr.evolve(leaf, rho=leaf.rho * factor**2)  # what xi becomes depends on the order: ``accounting``
         case dp_event.RandomizedResponseDpEvent() if neighbours is Neighbours.REPLACE_ONE:
             return leaf if leaf.noise_parameter else None
         case dp_event.RepeatAndSelectDpEvent():

@@ -252,9 +252,14 @@ class Ledger:
             known = self._get(connection, row.subject)
         return _receipt(known, row.receipt, json.loads(row.body), chain.head_of(row.seq, row.hash))
 
-    def spent(self, subject: str | Subject) -> Guarantee:
-        """What was spent on one subject so far, as a guarantee."""
-        return totals.spent(self._read(subject))
+    def spent(self, subject: str | Subject, *, promised: bool = False) -> Guarantee:
+        """What was spent on one subject so far; ``promised``: its cap, for what stops or chooses by releases."""
+        return totals.spent(self._read(subject), cap=promised)
+
+    def stopped(self, subject: str | Subject) -> bool:
+        """Whether a part of a charge was returned: if releases chose when, only the cap holds."""
+        name = subject if isinstance(subject, str) else subject.name
+        return any(entry.kind == "settle" and entry.body["refund"] for entry in self.entries(name))
 
     def remaining(self, subject: str | Subject) -> Remaining:
         """The largest single Gaussian release (or, in pure mode, the largest epsilon) that still fits."""
@@ -266,8 +271,7 @@ class Ledger:
         It composes what was spent so far. That is the guarantee of charges that were fixed in advance; if later ones
         were chosen by what earlier ones released, the budgets are what holds: ``promised=True`` composes those.
         """
-        subjects = [totals.promised(s) for s in self.subjects()] if promised else self.subjects()
-        return totals.total(subjects, delta)
+        return totals.total(self.subjects(), delta, cap=promised)
 
     def entries(self, subject: str | None = None) -> list[Entry]:
         """Every row, oldest first."""

@@ -50,16 +50,17 @@ class GridSum:
         """How large a contribution counts as: the relation's factor times this is the sensitivity.
 
         Under REPLACE_ONE the number of units is the same in both data sets, so contributions may be measured from the
-        middle of [low, high]: half its width, twice, is its width.
+        middle of [low, high]: half its width, twice, is its width. And where no value is negative, two contributions x
+        and y have |x - y|^2 = |x|^2 + |y|^2 - 2 x y <= 2 l2^2: in L2 they are sqrt(2) l2 apart, not 2 l2.
         """
         largest = max(abs(self.low), abs(self.high))
         if neighbours is Neighbours.REPLACE_ONE:
             largest = (self.high - self.low) / 2
         size = len(self.total)
         l1 = min(size * largest, self.l1)
-        return {"l1": l1, "l2": min(math.sqrt(size) * largest, self.l2, l1), "linf": min(largest, self.l2, self.l1)}[
-            norm
-        ]
+        apart = neighbours is Neighbours.REPLACE_ONE and self.low >= 0
+        l2 = min(math.sqrt(size) * largest, min(self.l1, self.l2) / (math.sqrt(2) if apart else 1.0), l1)
+        return {"l1": l1, "l2": l2, "linf": min(largest, self.l2, self.l1)}[norm]
 
 
 def grid_sum(

@@ -117,6 +117,12 @@ class Subject:
             unit=self.terms.unit,
         )
         note = "mode plan: the schedule was fixed in advance"
+        if taken_only and self.planned:
+            budget = self.terms.budget
+            note = (
+                "mode plan, the part of the plan that was charged so far: if that part was chosen by earlier releases, "
+                f"the budget ({budget.epsilon:g}, {budget.delta:g}) holds"
+            )
         return replace(found, notes=(*found.notes, note), seeded=self.seeded)
 
     def describe(self, cost: int | None) -> str:

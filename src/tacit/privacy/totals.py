@@ -13,6 +13,7 @@ from tacit.privacy.state import Subject
 
 _MOST_SETS = 1000
 MEMBERSHIP = "under replace-one that holds only if which of them a unit is in does not depend on the replaced values"
+CAP = "the cap: it holds also where charges, or a stop, were chosen by earlier releases"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +53,10 @@ def remaining(subject: Subject) -> Remaining:
     return Remaining(epsilon=epsilon_of(mu, terms.budget.delta), mu=mu, noise_multiplier=sigma)
 
 
-def spent(subject: Subject) -> Guarantee:
-    """What one subject's charges amount to at its delta."""
+def spent(subject: Subject, *, cap: bool = False) -> Guarantee:
+    """What one subject's charges amount to at its delta; with ``cap``, what its filter promises on every path."""
+    if cap:
+        return _on_every_path(spent(promised(subject)))
     if subject.terms.mode is Mode.PLAN:
         return subject.planned_guarantee(taken_only=True)
     return subject.terms.guarantee(from_units(subject.spent), seeded=subject.seeded)
@@ -66,7 +69,13 @@ def promised(subject: Subject) -> Subject:
     return replace(subject, spent=to_units(subject.terms.cap))
 
 
-def total(subjects: Sequence[Subject], delta: float | None) -> Guarantee:
+def _on_every_path(guarantee: Guarantee) -> Guarantee:
+    """The same number, said as what it is once the whole budget counts as spent."""
+    notes = tuple(f"{note.split(', spent so far:')[0]}, {CAP}" if CHOSEN in note else note for note in guarantee.notes)
+    return replace(guarantee, notes=notes)
+
+
+def total(subjects: Sequence[Subject], delta: float | None, *, cap: bool = False) -> Guarantee:
     """The worst over everyone: whoever may be in several subjects pays for all of them.
 
     Formal guarantee: a person can only be in subjects no two of which are declared disjoint, so the total is the worst
@@ -82,7 +91,12 @@ def total(subjects: Sequence[Subject], delta: float | None) -> Guarantee:
     Each subject protects a unit of its own under a relation of its own; where these differ the guarantee lists them,
     for one person may be one patient and many samples. Under replace-one two subjects are disjoint only if which of
     them a unit is in does not depend on the values that are replaced; the guarantee says so where that was used.
+
+    With ``cap`` every subject counts with its whole budget: what holds whatever was charged or stopped because of
+    earlier releases.
     """
+    if cap:
+        return _on_every_path(total([promised(s) for s in subjects], delta))
     deltas = [s.terms.budget.delta for s in subjects if not s.terms.budget.pure]
     if delta is None:
         delta = min(deltas, default=0.0)

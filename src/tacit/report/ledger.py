@@ -72,7 +72,8 @@ class Book:
         """Read a ledger; a book stays as it is."""
         if isinstance(ledger, Book):
             return ledger
-        subjects, total = ledger.subjects(), ledger.total()
+        subjects = ledger.subjects()
+        total = ledger.total(promised=any(ledger.stopped(subject) for subject in subjects))
         charges = [line for subject in subjects for line in _charges(ledger, subject)]
         sentence = str(total) if charges else "Nothing was charged to this ledger."
         return cls(
@@ -189,7 +190,7 @@ def overall(books: Sequence[Book]) -> str:
 
 
 def _account(ledger: Ledger, subject: Subject) -> Account:
-    spent = ledger.spent(subject)
+    spent = ledger.spent(subject, promised=ledger.stopped(subject))
     return Account(
         name=subject.name,
         unit=str(subject.terms.unit),
