@@ -104,3 +104,5 @@ def test_help_loads_nothing_slow() -> None:
         "assert not slow & set(sys.modules), slow & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+    card = "import sys, tacit.report.card; assert 'matplotlib' not in sys.modules"
+    subprocess.run([sys.executable, "-c", card], check=True)
