@@ -178,7 +178,7 @@ def test_features_take_the_place_of_inputs() -> None:
 
 def test_what_is_no_table() -> None:
     for build, said in (
-        (lambda: Table(INPUTS, LABELS[:-1]), "6 rows and 5 labels"),
+        (lambda: Table(INPUTS, LABELS[:-1]), "numbers of rows and of labels differ"),
         (lambda: Table(INPUTS[:0], LABELS[:0]), "no rows"),
         (lambda: Table(INPUTS, LABELS, ["a", 1] * 3), "one integer or string per row"),
         (lambda: Table(INPUTS, LABELS, OWNERS.double()), "one integer or string per row"),

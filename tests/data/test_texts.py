@@ -95,7 +95,7 @@ def test_made_up_texts_are_valid_and_of_the_greatest_length() -> None:
         ([], [], "no texts"),
         ([1, 2], [0, 0], "strings"),
         (["good", ("a", "b")], [0, 0], "strings"),
-        (["good", "bad"], [0], "2 rows and 1 labels"),
+        (["good", "bad"], [0], "numbers of rows and of labels differ"),
     ],
 )
 def test_what_is_no_text_is_refused(texts: Any, labels: list[int], said: str) -> None:

@@ -214,7 +214,7 @@ def test_clips_as_units_lie_side_by_side(films: dict[int, Path]) -> None:
 
 
 def test_what_does_not_fit_is_said_before_anything_is_charged(films: dict[int, Path], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="1 files, 2 labels"):
+    with pytest.raises(ValueError, match="numbers of files, labels and groups differ"):
         VideoClips([films[3]], [0, 1])
     with pytest.raises(ValueError, match="stride is 0"):
         VideoClips([films[3]], [0], stride=0)

@@ -18,6 +18,8 @@ from made_up import Hill, breaks, half, works
 from torch import Tensor, nn
 
 from tacit import finetune, tune
+from tacit.data.records import Rows
+from tacit.data.tabled import Table
 from tacit.finetune import DPFTRL, DPGD, DPSGD, Optimiser
 from tacit.finetune.evaluation import right_by_unit
 from tacit.finetune.tasks import Classes, Labels
@@ -200,9 +202,12 @@ def test_a_model_that_does_not_take_the_rows_is_refused_before_there_is_a_trial(
 
 
 def test_the_backbone_has_seen_every_row_before_the_first_charge() -> None:
-    """A row that cannot be read would fail the first trial, and later ones: charged, and for all to see."""
-    with pytest.raises(OSError, match="truncated"):
-        tune.Finetuning(probe(), Unreadable(400, {399}), classes=3, size=400)
+    """A row that cannot be read has no features, and counts as wrong: nobody hears of it, then or later."""
+    trainable = tune.Finetuning(probe(), Unreadable(400, {399}), classes=3, size=400)
+    features = trainable._features
+    assert isinstance(features, Table)
+    assert torch.isfinite(features.inputs).all(1).tolist() == [True] * 399 + [False]
+    assert trainable.score(probe())[399] == 0
 
 
 def test_a_row_that_cannot_be_read_fails_no_trial() -> None:
@@ -224,7 +229,8 @@ def test_a_row_that_cannot_be_read_fails_no_trial() -> None:
 @pytest.mark.parametrize("broken", [{0}, {0, 1, 2, 3}])
 def test_a_score_does_not_fail_whoever_cannot_be_read(broken: set[int]) -> None:
     records = finetune.sources.as_records(Unreadable(4, broken), Unit.SAMPLE)
-    found = right_by_unit(probe(), records, Classes(3))
+    like = Rows(torch.zeros(1, 6), torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long))
+    found = right_by_unit(probe(), records, Classes(3), like=like)  # known before the charge
     assert len(found) == 4
     assert all(found[place] == 0 for place in broken)
 

@@ -16,6 +16,7 @@ from tacit.finetune.evaluation import check_rows_alone, right_by_unit
 from tacit.finetune.features import extract, is_linear
 from tacit.finetune.fit import check_labels, try_out
 from tacit.finetune.probing import blank_row
+from tacit.finetune.reading import likeness
 from tacit.finetune.sources import agree, as_records, prepared, told_unit
 from tacit.models import head_of
 from tacit.privacy import Neighbours, Receipt, Unit, epsilon_of
@@ -88,8 +89,10 @@ class Finetuning:
         check_rows_alone(self._task, self._records.labels(), sure=measure == "loss")
         self._how: dict[str, Any] = options | {"scheme": scheme, "head": head, "bias": bias}
         check_count(size, "size")
-        try_out(self._with_head(), self._records)
+        like = try_out(self._with_head(), self._records)
         self._features: Records | None = self._cached()
+        scored = self._features
+        self._like = like if scored is None else likeness(scored, training=False)  # of what is scored: no unit decides
 
     def sampled(self, hyperparameters: Hyperparameters) -> bool:
         """Whether batches are drawn by chance, so that no single mu tells what a run releases."""
@@ -132,9 +135,9 @@ class Finetuning:
     def score(self, model: nn.Module) -> Tensor:
         """How right a trained model is about each unit. Private: it leaves with noise or not at all."""
         if self._features is None:
-            return right_by_unit(model, self._records, self._task, sure=self.measure == "loss")
+            return right_by_unit(model, self._records, self._task, sure=self.measure == "loss", like=self._like)
         probe = nn.Sequential(nn.Identity(), head_of(model)[1])
-        return right_by_unit(probe, self._features, self._task, sure=self.measure == "loss")
+        return right_by_unit(probe, self._features, self._task, sure=self.measure == "loss", like=self._like)
 
     def split(self, rate: float, *, seed: int | None = None) -> tuple[Finetuning, Finetuning]:
         """Two trainables of different people: every unit is in the first with probability `rate`, by a coin of its own.
