@@ -206,6 +206,8 @@ def take(receipt: Receipt, kind: type[DpEvent], bound: float) -> tuple[DpEvent, 
                 f"No {kind.__name__} is left on receipt {receipt.id[:8]}: {receipt.used} of {receipt.releases} "
                 f"releases were used, and it paid for {paid}."
             )
+        if receipt._use.get("overtaken"):
+            raise ReceiptError(f"Another process or run has taken up receipt {receipt.id[:8]}: stop here.")
         if receipt.used >= receipt._use.get("leased", receipt.releases):
             raise ReceiptError(f"The lease on receipt {receipt.id[:8]} is used up: lease more releases first.")
         if slot.rate < 1 and drawn is None:

@@ -76,7 +76,7 @@ def _overtake(receipt_id: str) -> None:
     old = _holders.get(receipt_id)
     if old is not None:
         with old._use["lock"]:
-            old._use["leased"] = old.used
+            old._use.update(leased=old.used, overtaken=True)
 
 
 def _digest(secret: str) -> str:
