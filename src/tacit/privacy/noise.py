@@ -7,7 +7,8 @@ of a few known coordinates would give it away.
 
 The radius of Box–Muller is sqrt(-2 log u). With u = k 2^-53 the far normals would lie on circles that are 1/(k radius)
 apart: at k < 2^20 that is visible on a grid of 2^-20, and which circles can be hit tells the sum. So a small u gets 53
-further bits, from a part of the counter of its own, and circles are nowhere further apart than 2^-42.
+further bits, from a part of the counter of its own, and circles are nowhere further apart than 2^-42 but in the
+innermost 2^-13 (2^-28 down to a radius of 2^-24).
 """
 
 from __future__ import annotations
