@@ -382,3 +382,30 @@ def test_batches_that_cannot_be_read_tell_nobody_whose() -> None:
         Source.from_model("a", torch.nn.Linear(4, 3), batches(), budget=Budget(1.0, 0.0))
     assert error.value.__context__ is None
     assert error.value.__cause__ is None
+
+
+def test_who_else_is_there_decides_no_near_tie() -> None:
+    """Two logits that are one sum in two orders: kernels round rows beyond a multiple of 16 otherwise."""
+
+    class NearTies(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.body, self.head, self.order = nn.Linear(64, 256), nn.Linear(256, 1), torch.randperm(256)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = torch.tanh(self.body(x))
+            other = nn.functional.linear(h[:, self.order], self.head.weight[:, self.order], self.head.bias)
+            return 1e5 * torch.cat([self.head(h), other], 1)
+
+    model, options = NearTies(), {"budget": Budget(math.inf, 0.0)}
+    for seed in range(20):
+        rows = torch.randn(1, 64, generator=torch.Generator().manual_seed(seed)).expand(5, 64)
+        answers = [
+            Source.from_model("clinic", model, [(rows[:n], torch.zeros(n, dtype=torch.long))], **options)
+            .answer(query(amount=math.inf))
+            .values[0]
+            for n in (5, 4, 3)
+        ]
+        assert abs(answers[0] - answers[1]) <= 1
+        assert abs(answers[1] - answers[2]) <= 1

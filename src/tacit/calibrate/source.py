@@ -24,6 +24,7 @@ from tacit.calibrate.wire import checked, make, number_from_json, number_to_json
 from tacit.data.grouped import distinct
 from tacit.data.records import Rows
 from tacit.finetune.reading import in_place
+from tacit.gradients.batches import filled
 from tacit.privacy import Budget, Guarantee, Ledger, LedgerError, Neighbours, Unit, mechanisms
 from tacit.privacy.budget import mu_of_pure
 from tacit.refusals import attempt
@@ -262,7 +263,7 @@ def _unit(unit: Unit | str | None, *, grouped: bool) -> Unit:
 
 def _pairs(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], curator: object) -> list[tuple[Tensor, Tensor]]:
     def logits(rows: Rows, mute: Tensor | None) -> Tensor:
-        found: Tensor = model(rows.inputs).detach().cpu()
+        found: Tensor = model(filled(rows.inputs, len(rows.labels)))[: len(rows.labels)].detach().cpu()
         return found if mute is None else found.masked_fill(mute.cpu()[:, None], math.nan)
 
     found = []

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from tacit.data.records import Records, Rows
 from tacit.finetune.reading import Reader, in_place, likeness, to
 from tacit.finetune.tasks import Task, outputs_of
-from tacit.gradients.batches import leaves, rows_of
+from tacit.gradients.batches import filled, leaves
 
-_WHOLE = 16  # rows that a kernel computes alike, wherever they stand
 _BYTES = 64 * 2**20  # of inputs at a time
 _TOKENS = 4096  # at a time: a vocabulary of logits each may come out
 
@@ -147,14 +146,11 @@ def _said(model: nn.Module, records: Records, task: Task, units: Tensor) -> Said
 def _answers(model: nn.Module, records: Records, task: Task, units: Tensor, rows: Rows) -> Said:
     """By row or by unit; owners are places among the units.
 
-    The model sees a multiple of `_WHOLE` rows, the first ones again at the end: a kernel computes rows beyond the last
-    whole multiple otherwise, and where two classes are nearly tied their last bits decide who is right. One unit more
-    or less would change the answers for others.
+    The model sees a whole multiple of 16 rows (`filled`), or one unit more or less could change the answers for others.
     """
     count = len(rows.labels)
-    again = torch.arange(math.ceil(count / _WHOLE) * _WHOLE, device=rows.labels.device) % max(count, 1)
-    given = rows.inputs if len(again) == count else rows_of(rows.inputs, again, count)
-    said, labels = kept(task, outputs_of(model, given)[:count].cpu(), rows.labels.cpu())
+    outputs = outputs_of(model, filled(rows.inputs, count))[:count]
+    said, labels = kept(task, outputs.cpu(), rows.labels.cpu())
     one = Said(said, labels, rows.owner.cpu())
     return one if records.scored_by == "row" else _by_unit(one, len(units))
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
+
+WHOLE = 16  # rows that a kernel computes alike, wherever they stand
 
 
 def leaves(batch: Any) -> Iterator[Tensor]:
@@ -50,6 +53,18 @@ def change(batch: Any, by: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(batch, list | tuple):
         return type(batch)(change(item, by) for item in batch)
     return batch
+
+
+def filled(batch: Any, rows: int) -> Any:
+    """The batch, and its first rows again, up to a multiple of `WHOLE` rows.
+
+    A kernel computes rows beyond the last whole multiple otherwise, so that a row's last bits depend on how many others
+    there are; where two classes are nearly tied, these bits decide who is right.
+    """
+    more = -rows % WHOLE if rows else 0
+    if not more:
+        return batch
+    return rows_of(batch, torch.arange(rows + more) % rows, rows)
 
 
 def rows_of(batch: Any, index: Tensor, rows: int) -> Any:
