@@ -11,7 +11,9 @@ from tacit.gradients.clipping import (
     PerLayer,
     Policy,
 )
-from tacit.gradients.engine import Engine, clipped_sum
+from tacit.gradients.engine import Engine
+from tacit.gradients.isolation import RowsMixed
+from tacit.gradients.remembered import clipped_sum
 from tacit.gradients.result import ClippedSum
 from tacit.gradients.watch import refuse_live_statistics
 
@@ -27,6 +29,7 @@ __all__ = [
     "Flat",
     "PerLayer",
     "Policy",
+    "RowsMixed",
     "clipped_sum",
     "refuse_live_statistics",
 ]

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tacit.gradients.batches import rows_of
 from tacit.gradients.handles import Handle, plain, tensors, unwrapped
+from tacit.gradients.isolation import buffers_of, caches_of, drop, put_back, wrong_shape
 from tacit.gradients.pieces import PerRow
 from tacit.gradients.recorder import Misfit, call_of
 
@@ -127,13 +128,27 @@ def say_once(said: set[tuple[str, str]], parameter: str, function: str) -> None:
 
 
 def row_gradients(
-    loss: Callable[[Any], Tensor], parameters: dict[str, Tensor], batch: Any, rows: int
+    model: nn.Module,
+    loss: Callable[[Any], Tensor],
+    parameters: dict[str, Tensor],
+    batch: Any,
+    chosen: Tensor,
+    rows: int,
 ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    """The loss and gradient of each row by plain autograd: slow, and right for any model that keeps rows apart."""
-    for row in range(rows):
-        value = loss(rows_of(batch, torch.tensor([row]), rows))
+    """The loss and gradient of each chosen row by plain autograd: slow, and right for any model that keeps rows apart.
+
+    Each row goes twice through the model and counts once: kernels for one row are other kernels, and some are wrong
+    (BatchNorm's backward in evaluation mode). Every forward starts from the same buffers.
+    """
+    state, caches = buffers_of(model), caches_of(model)
+    for row in chosen:
+        put_back(model, state)
+        drop(caches)
+        value = loss(rows_of(batch, torch.stack([row, row]), rows))
+        if value.shape != (2,):
+            raise wrong_shape(value.shape, 2)
         found: tuple[Tensor | None, ...] = (None,) * len(parameters)
         if value.requires_grad:
-            found = torch.autograd.grad(value.sum(), list(parameters.values()), allow_unused=True)
+            found = torch.autograd.grad(value[0], list(parameters.values()), allow_unused=True)
         pairs = zip(parameters.items(), found, strict=True)
-        yield value.detach(), {n: torch.zeros_like(p) if f is None else f for (n, p), f in pairs}
+        yield value[:1].detach(), {n: torch.zeros_like(p) if f is None else f for (n, p), f in pairs}

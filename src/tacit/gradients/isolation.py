@@ -6,17 +6,19 @@ and labels are valid), never at a row; whether they pass depends on the model an
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from tacit.gradients.batches import change
-from tacit.gradients.synthetic import synthetic, with_another_row
+from tacit.gradients.synthetic import synthetic, with_other_rows
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -30,7 +32,8 @@ class Probe:
     parameters: dict[str, Tensor]
 
     def losses(self, batch: Any) -> Tensor:
-        torch.manual_seed(0)  # the same dropout in every run
+        seed_all()
+        drop(caches_of(self.model))
         return self.loss(self.model, batch)
 
     def gradient(self, batch: Any, weights: Tensor) -> tuple[Tensor, dict[str, Tensor | None]]:
@@ -54,11 +57,23 @@ class Probe:
                 p.grad = kept[n]
 
 
+class RowsMixed(ValueError):
+    """Rows are not kept apart: no clipped sum of this model under this loss is bounded."""
+
+
+def seed_all() -> None:
+    """The same random numbers in every run, whoever draws them."""
+    torch.manual_seed(0)
+    np.random.seed(0)  # what models use
+    random.seed(0)
+
+
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Switch dropout off, and put it, the buffers and the random state back after."""
-    buffers = _buffers(model)
+    buffers = buffers_of(model)
     rates = [(m, key, getattr(m, key)) for m in model.modules() for key in _dropout(m)]
+    numpy_state, python_state = np.random.get_state(), random.getstate()
     devices = {p.device.index for p in model.parameters() if p.is_cuda}
     try:
         for module, key, _ in rates:
@@ -67,6 +82,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         put_back(model, buffers)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
         for module, key, rate in rates:
             setattr(module, key, rate)
 
@@ -101,20 +118,25 @@ def check_rows_apart(probe: Probe, batch: Any) -> None:
     Once among rows alike, and twice for a row that stands out, which decides a maximum or who is whose neighbour.
     """
     for row, spread, other in ((0, 0.0, 0.0), (0, 1.0, 10.0), (1, 1.0, 10.0)):
-        _check_row_apart(probe, synthetic(batch, 3, 0, spread), synthetic(batch, 3, 1, other), row)
+        changed = torch.arange(3) == row
+        compare(probe, synthetic(batch, 3, 0, spread), synthetic(batch, 3, 1, other), changed)
 
 
-def _check_row_apart(probe: Probe, batch: Any, other: Any, row: int) -> None:
-    changed, before = with_another_row(batch, other, row), change(batch, Tensor.clone)
-    weights = torch.tensor([-1.5, 1.0, 2.0])
-    weights[row] = 0
-    start, buffers, results = _buffers(probe.model), [], []
-    for rows_given in (batch, change(changed, Tensor.clone)):
+def compare(probe: Probe, batch: Any, other: Any, which: Tensor) -> tuple[Tensor, dict[str, Tensor | None]]:
+    """Change some rows for others: everybody else's loss and gradient must stay.
+
+    Returns the weights of the losses (zero for rows that were changed) and the gradient of their weighted sum.
+    """
+    changed, before = with_other_rows(batch, other, which), change(batch, Tensor.clone)
+    generator = torch.Generator().manual_seed(2)  # of one sign: rows alike must not cancel
+    weights = (0.5 + 1.5 * torch.rand(which.numel(), generator=generator)).masked_fill(which, 0)
+    start, buffers, results = buffers_of(probe.model), [], []
+    for rows_given in (change(batch, Tensor.clone), change(changed, Tensor.clone)):
         put_back(probe.model, start)  # a counter of calls is no memory of rows
         results.append(probe.gradient(rows_given, weights))
-        buffers.append(_buffers(probe.model))
+        buffers.append(buffers_of(probe.model))
     (losses, gradient), (losses_after, gradient_after) = results
-    others = [i for i in range(3) if i != row]
+    others = ~which.to(losses.device)
     mixed = not close(losses[others], losses_after[others])
     slack = 1e-7 * whole_norm(gradient)
     for name, value in gradient.items():
@@ -122,8 +144,10 @@ def _check_row_apart(probe: Probe, batch: Any, other: Any, row: int) -> None:
         mixed = mixed or (value is not None and after is not None and not close(value, after, slack))
     if mixed:
         put_back(probe.model, start)
-        place = _first_mixing(probe, before, changed, row)
-        raise ValueError(
+        refuse_chance(probe, before)
+        put_back(probe.model, start)
+        place = _first_mixing(probe, before, changed, which)
+        raise RowsMixed(
             f"Rows are mixed {place}: changing one row changed another row's loss or gradient, so clipping a row's "
             f"gradient would not bound what that row can do. Remove what mixes rows (batch statistics, mixup, in-batch "
             f"negatives), or make the rows that belong together one row."
@@ -134,6 +158,22 @@ def _check_row_apart(probe: Probe, batch: Any, other: Any, row: int) -> None:
                 f"The buffer {name!r} changes with the rows that the model sees, without noise. Put its layer into "
                 f"eval mode."
             )
+    return weights, gradient
+
+
+def refuse_chance(probe: Probe, batch: Any) -> None:
+    """Two runs on the same rows with the same seeds must agree, or nothing can be checked."""
+    start = buffers_of(probe.model)
+    with torch.no_grad():
+        first = probe.losses(change(batch, Tensor.clone))
+        put_back(probe.model, start)
+        second = probe.losses(change(batch, Tensor.clone))
+    if not close(first, second):
+        raise ValueError(
+            "The losses of the same rows differ from one run to the next, with the same seeds (torch, numpy, random): "
+            "the model or the loss draws random numbers of its own, so it cannot be checked whether rows stay apart. "
+            "Switch that off (an augmentation, a time mask), or draw from torch's generator."
+        )
 
 
 def refuse_strangers(losses: Tensor, parameters: dict[str, Tensor]) -> None:
@@ -166,8 +206,26 @@ def _dense(gradient: Tensor | None) -> Tensor | None:
     return gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient
 
 
-def _buffers(model: nn.Module) -> dict[str, Tensor]:
+def buffers_of(model: nn.Module) -> dict[str, Tensor]:
     return {n: b.clone() for n, b in model.named_buffers()}
+
+
+def caches_of(model: nn.Module) -> list[dict[Any, Any]]:
+    """Where modules keep what they computed from their parameters in evaluation mode (attention biases, in timm)."""
+    return [
+        value
+        for module in model.modules()
+        if not isinstance(module, torch.jit.ScriptModule) and module._parameters
+        for key, value in module.__dict__.items()
+        if type(value) is dict and "cache" in key
+    ]
+
+
+def drop(caches: list[dict[Any, Any]]) -> None:
+    """Have it computed anew: from parameters as they are now, and with a graph."""
+    for cache in caches:
+        for key in [key for key, value in cache.items() if isinstance(value, Tensor)]:
+            del cache[key]
 
 
 def put_back(model: nn.Module, buffers: dict[str, Tensor]) -> None:
@@ -177,11 +235,11 @@ def put_back(model: nn.Module, buffers: dict[str, Tensor]) -> None:
                 b.copy_(buffers[n])
 
 
-def check_reached(gradient: dict[str, Tensor | None]) -> None:
-    missing = [name for name, value in gradient.items() if value is None]
+def check_reached(names: list[str], reached: set[str]) -> None:
+    missing = [name for name in names if name not in reached]
     if missing:
         raise ValueError(
-            f"The loss does not reach {len(missing)} of {len(gradient)} trainable parameters: {', '.join(missing[:10])}"
+            f"The loss does not reach {len(missing)} of {len(names)} trainable parameters: {', '.join(missing[:10])}"
             f"{', …' if len(missing) > 10 else ''}. Freeze them with requires_grad_(False), or use them in the forward."
         )
 
@@ -204,7 +262,7 @@ def wrong_shape(shape: torch.Size, rows: int) -> ValueError:
     )
 
 
-def _first_mixing(probe: Probe, batch: Any, changed: Any, row: int) -> str:
+def _first_mixing(probe: Probe, batch: Any, changed: Any, which: Tensor) -> str:
     """Run twice, compare what enters and leaves each module, and name the first place where other rows changed."""
     traces: list[list[tuple[str, str, Tensor]]] = []
     for given in (batch, changed):
@@ -223,7 +281,7 @@ def _first_mixing(probe: Probe, batch: Any, changed: Any, row: int) -> str:
         traces.append(trace)
     last = ""
     for (where, label, a), (_, _, b) in zip(*traces, strict=False):
-        if a.shape == b.shape and _others_changed(a, b, row):
+        if a.shape == b.shape and _others_changed(a, b, which):
             if where == "in":
                 return f"in layer {label}"
             return f"between {last} and {label}" if last else "by per_sample_loss, before the model"
@@ -239,9 +297,9 @@ def _note(trace: list[tuple[str, str, Tensor]], where: str, label: str) -> Calla
     return hook
 
 
-def _others_changed(a: Tensor, b: Tensor, row: int) -> bool:
-    if a.shape[0] % 3 or not a.is_floating_point():
+def _others_changed(a: Tensor, b: Tensor, which: Tensor) -> bool:
+    rows = which.numel()
+    if a.shape[0] == 0 or a.shape[0] % rows or not a.is_floating_point():
         return False
-    parts = [i for i in range(3) if i != row]
-    a, b = (t.reshape(3, -1)[parts] for t in (a, b))
-    return not close(a, b)
+    others = ~which.to(a.device)
+    return not close(a.reshape(rows, -1)[others], b.reshape(rows, -1)[others])

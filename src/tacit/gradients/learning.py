@@ -10,18 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.gradients.batches import leaves, row_shapes
+from tacit.gradients.batches import change, leaves, row_shapes
 from tacit.gradients.isolation import (
     Loss,
     Probe,
     check_reached,
     check_rows_apart,
+    compare,
     moved,
-    undisturbed,
+    seed_all,
     whole_norm,
 )
 from tacit.gradients.recorder import Misfit, Plan, Recorder
-from tacit.gradients.synthetic import synthetic
+from tacit.gradients.synthetic import mirrored, synthetic
 from tacit.gradients.units import Units
 from tacit.gradients.watch import Slots
 
@@ -31,6 +32,8 @@ Gradient = dict[str, Tensor | None]
 
 # Few rows, but not a number that sizes in models often are, so that rows are not mistaken for something else.
 _ROWS = (3, 7)
+FEWEST = 7  # rows of a check of a new shape
+_MANY, _TRIES = 64, 8
 
 
 def blank_plan(model: nn.Module, said: set[tuple[str, str]] | None = None) -> Plan:
@@ -43,6 +46,13 @@ def learn(plan: Plan, model: nn.Module, loss: Loss, slots: Slots, batch: Any, wa
     """Check that rows stay apart and that the loss reaches everything, then find a path with autograd's answer."""
     probe = Probe(model, loss, slots.parameters)
     device = next(leaves(batch)).device
+    reached: set[str] = set()
+    unwatched = "The model was compiled by torch.jit, which no fast rule can look into" if slots.compiled else ""
+    if skipped := slots.skipped_at_random(model):
+        unwatched = (
+            f"The layers of {skipped!r} are skipped at random while training (layerdrop; 0 trains all of them, fast), "
+            f"each row its own"
+        )
     with moved(model, slots.parameters), torch.enable_grad():
         check_rows_apart(probe, batch)
         wrong: list[str] = []
@@ -51,7 +61,9 @@ def learn(plan: Plan, model: nn.Module, loss: Loss, slots: Slots, batch: Any, wa
             weights = torch.tensor([(-1.0) ** i * (1 + i / 2) for i in range(rows)], device=device)
             draw = partial(synthetic, batch, rows, 0)
             _, truth = probe.gradient(draw(), weights)
-            check_reached(truth)
+            reached |= {name for name, value in truth.items() if value is not None}
+            if unwatched:
+                break
             wrong = _find_path(plan, partial(_weighted, plan, watch, draw, weights), truth)
             if not wrong:  # again, because numbers of one sign may all take the same branch
                 draw = partial(synthetic, batch, rows, 2, 1.0)
@@ -59,26 +71,70 @@ def learn(plan: Plan, model: nn.Module, loss: Loss, slots: Slots, batch: Any, wa
                 wrong = _wrong(plan, partial(_weighted, plan, watch, draw, weights), truth, again=True)
             if not wrong:
                 break
-    if wrong:
-        plan.by_row = True
-        plan.served = dict.fromkeys(slots.parameters, "autograd, row by row")
-        layer = wrong[0].rpartition(".")[0] or wrong[0]
-        warnings.warn(
-            f"The layer {layer!r} uses {wrong[0]!r} in a way that no fast rule covers; the gradients of the whole "
-            f"model are computed row by row: the same result, much slower.",
-            stacklevel=2,
-        )
+        if not skipped:
+            _reach(probe, batch, reached)
     plan.learning = False
+    if unwatched:
+        plan.by_row = True
+        warnings.warn(
+            f"{unwatched}; the gradients of the whole model are computed row by row: much slower.", stacklevel=2
+        )
+    elif wrong:
+        _say_slow(plan, wrong[0])
+    if plan.by_row:
+        plan.served = dict.fromkeys(slots.parameters, "autograd, row by row")
 
 
-def learn_shapes(plan: Plan, model: nn.Module, batch: Any, watch: Watch) -> None:
-    """Note how rows of a new shape lie in every layer; where they then lie otherwise, values decide it."""
-    with undisturbed(model), torch.enable_grad():
-        try:
-            recorder, _ = watch(synthetic(batch, 3, 0), Units.singletons(3, next(leaves(batch)).device))
-            plan.folds[row_shapes(batch)] = recorder.folds
-        except (Misfit, RuntimeError, IndexError):
-            plan.folds[row_shapes(batch)] = None
+def _reach(probe: Probe, batch: Any, reached: set[str]) -> None:
+    """Few rows may miss an expert of many: draw more, and another router, before saying that a parameter is unused."""
+    names = list(probe.parameters)
+    kept = {n: p.detach().clone() for n, p in probe.parameters.items()}
+    generator = torch.Generator().manual_seed(3)
+    for seed in range(_TRIES):
+        if len(reached) == len(names):
+            break
+        with torch.no_grad():
+            for n, p in probe.parameters.items():
+                noise = torch.randn(p.shape, generator=generator).to(p)
+                p.copy_(kept[n] + noise * float(kept[n].float().square().mean().sqrt()) * seed)
+        _, gradient = probe.gradient(synthetic(batch, _MANY, seed, float(seed)), torch.ones(_MANY))
+        reached |= {name for name, value in gradient.items() if value is not None}
+    with torch.no_grad():
+        for n, p in probe.parameters.items():
+            p.copy_(kept[n])
+    check_reached(names, reached)
+
+
+def check_again(plan: Plan, model: nn.Module, loss: Loss, slots: Slots, batch: Any, rows: int, watch: Watch) -> None:
+    """Check rows of this shape, so many at a time: do they stay apart, and is the fast path right for them?
+
+    One row in eight is changed for one that stands out. The rows are in order by no key (see `mirrored`).
+    """
+    probe = Probe(model, loss, slots.parameters)
+    device = next(leaves(batch)).device
+    shapes = row_shapes(batch)
+    with moved(model, slots.parameters), torch.enable_grad():
+        given = mirrored(synthetic(batch, rows, 3, 1.0), rows)
+        which = torch.arange(rows) % 8 == 0
+        weights, truth = compare(probe, given, synthetic(batch, rows, 4, 10.0), which)
+        plan.specimens[shapes] = change(given, lambda t: t[:2].clone())
+        plan.folds.pop(shapes, None)
+        again = partial(change, given, Tensor.clone)
+        wrong = _wrong(plan, partial(_weighted, plan, watch, again, weights.to(device)), truth, again=True)
+    if wrong and any(fold is not None for other, fold in plan.folds.items() if other != shapes):
+        plan.folds[shapes] = None  # rows of this shape go one by one
+    elif wrong:
+        _say_slow(plan, wrong[0])
+        plan.served = dict.fromkeys(slots.parameters, "autograd, row by row")
+
+
+def _say_slow(plan: Plan, name: str) -> None:
+    plan.by_row = True
+    warnings.warn(
+        f"The layer {name.rpartition('.')[0] or name!r} uses {name!r} in a way that no fast rule covers; the gradients "
+        f"of the whole model are computed row by row: the same result, much slower.",
+        stacklevel=2,
+    )
 
 
 def _find_path(plan: Plan, weighted: Weighted, truth: Gradient) -> list[str]:
@@ -115,12 +171,12 @@ def _wrong(plan: Plan, weighted: Weighted, truth: Gradient, *, again: bool = Fal
 
 
 def _weighted(plan: Plan, watch: Watch, draw: Callable[[], Any], weights: Tensor) -> dict[str, Tensor]:
-    torch.manual_seed(0)
+    seed_all()
     units = Units.singletons(weights.numel(), weights.device)
     given = draw()
     recorder, _ = watch(given, units)
     plan.folds[row_shapes(given)] = recorder.folds
-    plan.kept_per_row = sum(piece.nbytes for piece in recorder.settled.values()) / units.rows
+    plan.kept[row_shapes(given)] = sum(piece.nbytes for piece in recorder.settled.values()) / units.rows
     with torch.no_grad(), torch.autocast(weights.device.type, enabled=False):
         return {name: piece.weighted_sum(weights.double(), units, None) for name, piece in recorder.settled.items()}
 

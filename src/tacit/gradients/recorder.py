@@ -32,17 +32,23 @@ class Plan:
     enters: dict[Call, bool] = field(default_factory=dict)
     rowed: dict[Call, tuple[bool, ...]] = field(default_factory=dict)  # slow path: which arguments have rows
     folds: dict[Any, Counter[tuple[str, int]] | None] = field(default_factory=dict)  # by the shapes of a row
+    checked: dict[Any, int] = field(default_factory=dict)  # how many rows at a time, by the shapes of a row
+    specimens: dict[Any, Any] = field(default_factory=dict)  # synthetic rows that passed, by the shapes of a row
     served: dict[str, str] = field(default_factory=dict)  # parameter -> rule
     constants: frozenset[int] = frozenset()  # storages of buffers and frozen parameters
     said: set[tuple[str, str]] = field(default_factory=set)  # which slow paths the user was told of
     coarse: bool = False  # whether the rules saw bfloat16 or float16
-    kept_per_row: float = 0.0  # bytes that the rules keep until the sum is formed
+    kept: dict[Any, float] = field(
+        default_factory=dict
+    )  # bytes per row until the sum is formed, by the shapes of a row
+    largest: float = 0.0  # numbers in the largest batch that was checked
+    numbers: set[int] = field(default_factory=set)  # what the model and the loss could decide by, as hashes
     by_row: bool = False  # nothing but plain autograd, row by row, serves this model
     learning: bool = True
 
     def forget(self) -> None:
         """Start again with another number of rows."""
-        for learnt in (self.batch_dim, self.enters, self.rowed, self.folds, self.served):
+        for learnt in (self.batch_dim, self.enters, self.rowed, self.folds, self.served, self.kept):
             learnt.clear()
 
 

@@ -88,25 +88,41 @@ class Tally:
         self._norms = torch.zeros(units, dtype=torch.float64, device=device)
         self._factors = torch.ones(units, dtype=torch.float64, device=device)
         self._units = units
-        self._muted = torch.zeros(units, dtype=torch.bool, device=device)
         self._note_extra(dict.fromkeys(self._blocks, self._norms[:0]), self._norms[:0] > 0)
 
     def zeros(self) -> dict[str, Tensor]:
         """A gradient of nothing, in float64."""
         return {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self._like.items()}
 
-    def add(self, settled: dict[str, Settled], units: Units, members: Tensor, losses: Tensor) -> None:
-        """Clip and add the units of one pass; empties `settled` as it goes, to free memory."""
+    def add(
+        self,
+        settled: dict[str, Settled],
+        units: Units,
+        members: Tensor,
+        losses: Tensor,
+        silent: Tensor | None = None,
+    ) -> None:
+        """Clip and add the units of one pass, those that are `silent` as zeros in place; empties `settled`."""
         with (
             torch.no_grad(),
             torch.autocast(losses.device.type, enabled=False),
         ):  # sums in bfloat16 would break the bound
-            self._add(settled, units, members, losses)
+            self._add(settled, units, members, losses, silent)
 
-    def _add(self, settled: dict[str, Settled], units: Units, members: Tensor, losses: Tensor) -> None:
+    def another(self, units: int) -> Tally:
+        """An empty tally of the same parameters under the same policy."""
+        return Tally(self._policy, self._like, units)
+
+    def leave_out(self, members: Tensor) -> None:
+        """Units that contribute nothing."""
+        self._norms[members], self._factors[members] = torch.inf, 0.0
+
+    def _add(
+        self, settled: dict[str, Settled], units: Units, members: Tensor, losses: Tensor, silent: Tensor | None
+    ) -> None:
         packs = {block: _Pack(names, settled, units) for block, names in self._blocks.items()}
         norms = {block: pack.square_norms.sqrt() for block, pack in packs.items()}
-        factors, bad = self._decide(norms, members, losses)
+        factors, bad = self._decide(norms, members, losses, silent)
         for block, pack in packs.items():
             for name, value in pack.weighted_sums(factors[block], bad):
                 if name in self._total:
@@ -135,12 +151,13 @@ class Tally:
         return ClippedSum(total, bounds, blocks, Private(self._norms, self._factors))
 
     def _decide(
-        self, norms: dict[str, Tensor], members: Tensor, losses: Tensor
+        self, norms: dict[str, Tensor], members: Tensor, losses: Tensor, silent: Tensor | None
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         """The factor of each unit and block; zero for a unit with a gradient that is not finite."""
         stacked = torch.stack(list(norms.values()))
         overall = stacked.square().sum(0).sqrt() if len(norms) > 1 else stacked[0]
-        overall = overall.masked_fill(self._muted[members], float("inf"))
+        if silent is not None:
+            overall = overall.masked_fill(silent, torch.inf)
         bad = ~torch.isfinite(overall)
         any_bad = bool(bad.any())
         factors = self._policy.factors(norms, losses.double())

@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from tacit.gradients.handles import Handle, plain
+from tacit.gradients.isolation import caches_of, drop
 from tacit.gradients.layers import attention, recurrent
 from tacit.gradients.recorder import Misfit, Recorder
 
@@ -31,6 +33,8 @@ class Slots:
         self._places: list[tuple[dict[str, Any], str, str]] = []
         self._rewritten: list[tuple[nn.Module, Any]] = []
         for module in model.modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
             here = [(key, names[id(p)]) for key, p in module._parameters.items() if id(p) in names]
             self._places += [(module._parameters, key, name) for key, name in here]
             written_out = _written_out(module)
@@ -41,6 +45,8 @@ class Slots:
         ]
         self._known = set(names)
         self._modules = list(model.modules())
+        self.compiled = any(isinstance(m, torch.jit.ScriptModule) for m in self._modules)  # nothing to watch in there
+        self._caches = caches_of(model)
         self._keeping: list[tuple[nn.Module, str]] = []  # where modules keep what they computed from parameters
 
     def changed(self, model: nn.Module) -> list[str]:
@@ -49,6 +55,8 @@ class Slots:
             n for at, key, n in self._places if at.get(key) is not (p := self.parameters[n]) or not p.requires_grad
         ]:
             return gone
+        if self.compiled:  # such modules make new objects for the same parameters
+            return []
         known, stack = self._known, [model]  # at every step: a plain walk, several times faster than modules()
         while stack:
             module = stack.pop()
@@ -67,6 +75,15 @@ class Slots:
             found.append((id(module), module.training))
         return tuple(found)
 
+    def skipped_at_random(self, model: nn.Module) -> str | None:
+        """A module that leaves out layers at random in its present mode, by the name that everybody gives the rate."""
+        for name, module in model.named_modules():
+            config = getattr(module, "config", None)
+            rate = max(float(getattr(holder, "layerdrop", 0) or 0) for holder in (module, config))
+            if module.training and rate > 0:
+                return name or type(module).__name__
+        return None
+
     @contextmanager
     def watched(self, recorder: Recorder) -> Iterator[None]:
         """While this lasts the model sees handles instead of its trainable parameters."""
@@ -77,6 +94,7 @@ class Slots:
         ]  # else the user's own
         stray = None
         try:
+            drop(self._caches)
             for _, p, _ in kept:
                 p.grad = None
             for places, key, name in self._places:
@@ -93,6 +111,7 @@ class Slots:
             for _, p, grad in kept:
                 p.grad = grad
             recorder.closed = True
+            drop(self._caches)
             self._drop_handles(recorder.plan.learning)
         if stray is not None:  # the parameter itself was used, past its handle
             raise Misfit(stray)
@@ -108,6 +127,8 @@ class Slots:
 
 def _written_out(module: nn.Module) -> Any:
     """Our own forward for modules that hide their parameters from torch functions."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return None
     forward = type(module).forward
     if forward is nn.MultiheadAttention.forward and attention.supported(module):  # type: ignore[arg-type]
         return attention.forward
