@@ -1,5 +1,7 @@
 """Models as people have them: loading by name, which parameters are trained, and whether tacit can take them."""
 
+from tacit.models._plain import plain_copy
+from tacit.models._weights import save_weights
 from tacit.models.adapters import Adapter, adapters_of, insert_adapters
 from tacit.models.blocks import blocks_of
 from tacit.models.compatibility import Compatibility, check
@@ -40,7 +42,9 @@ __all__ = [
     "lora_of",
     "merge_lora",
     "normalisers",
+    "plain_copy",
     "save_net",
+    "save_weights",
     "scratch",
     "select",
     "text",

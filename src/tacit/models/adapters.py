@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from tacit.models._save_guard import guard_save
 from tacit.models.blocks import blocks_of
 
 _NAME = "tacit_adapter"
@@ -62,7 +63,17 @@ def insert_adapters(model: nn.Module, reduction: int = 4) -> list[str]:
         block.add_module(_NAME, adapter)
         if type(block).forward is not nn.Sequential.forward:  # a Sequential runs its new last child by itself
             block.register_forward_hook(_through_adapter)
+    guard_save(model)
     return [f"{name}.{_NAME}" for name, _ in blocks]
+
+
+def remove_adapters(model: nn.Module) -> None:
+    """Take every adapter out, trained or not, in place."""
+    for module in list(model.modules()):
+        if isinstance(getattr(module, _NAME, None), Adapter):
+            delattr(module, _NAME)
+            for key in [key for key, hook in module._forward_hooks.items() if hook is _through_adapter]:
+                del module._forward_hooks[key]
 
 
 def adapters_of(model: nn.Module) -> list[tuple[str, Adapter]]:

@@ -10,6 +10,8 @@ from tacit.models.adapters import Adapter
 from tacit.models.blocks import find_blocks
 from tacit.models.lora import lora_of
 
+HAD_BIAS = "_tacit_had_bias"  # set on a fresh head: whether the head that the model came with has a bias
+
 
 def head_of(model: nn.Module) -> tuple[str, nn.Linear]:
     """The layer that makes the predictions: the last linear one that is no part of an adapter or a LoRA layer."""
@@ -47,6 +49,7 @@ def with_head(model: nn.Module, classes: int, *, bias: bool = True, zero: bool =
         for parameter in new.parameters():
             nn.init.zeros_(parameter)
     new.train(old.training)
+    setattr(new, HAD_BIAS, getattr(old, HAD_BIAS, old.bias is not None))
     if not name:
         return new
     owners = _owners(model, name)

