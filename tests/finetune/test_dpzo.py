@@ -91,7 +91,7 @@ def test_parameters_come_back_bit_for_bit_even_after_an_error() -> None:
     before, places = weights(model), {n: p.data_ptr() for n, p in model.named_parameters()}
     inputs, labels = people()
     calls: list[Tensor] = []
-    pulled = [True]
+    pulled = torch.tensor([False])  # no number that the model could decide by
 
     def failing(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         calls.append(next(model.parameters()).detach().clone())
@@ -102,10 +102,13 @@ def test_parameters_come_back_bit_for_bit_even_after_an_error() -> None:
         return found
 
     asked = Slopes(scale=0.1).open(model, failing, expected=1.0, microbatch=None)
+    asked.sum(Rows(inputs.float(), labels, torch.arange(24)))  # which checks the model as well
+    calls.clear()
+    pulled.fill_(True)
     with pytest.raises(RuntimeError, match="cable"):
         asked.sum(Rows(inputs.float(), labels, torch.arange(24)))
     assert not torch.equal(calls[0], calls[1])  # they were moved, to both sides
-    pulled.clear()
+    pulled.fill_(False)
     asked.sum(Rows(inputs.float(), labels, torch.arange(24)))
     after = weights(model)
     assert all(torch.equal(value, after[name]) for name, value in before.items())

@@ -254,9 +254,12 @@ class Clipped(Step):
             seen = self._seen
         finally:
             self._seen = None
-        if sum(len(part) for part in seen) == len(images):
-            return total, torch.cat(seen)
-        return total, self.predict(images)  # the engine took some rows more than once
+        if sum(len(part) for part in seen) != len(images):
+            return total, self.predict(images)  # the engine took some rows more than once
+        logits, replaced = torch.cat(seen), self._engine.replaced
+        if replaced is not None:  # there the model has seen somebody else, of whom nobody is told
+            logits[replaced] = self.predict(images)[replaced]
+        return total, logits
 
     def _loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """The loss of each row. Filters are off while the engine checks the model: a zero loss would hide all."""

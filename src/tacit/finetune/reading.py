@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tacit.data.records import Records, Rows
+from tacit.gradients import RowsMixed
 from tacit.gradients.batches import change
 from tacit.refusals import Problem, Refusal, of_the_machine, tell, text_of
 
@@ -138,8 +139,8 @@ def in_place(compute: Compute[T], rows: Rows, mute: Tensor | None, curator: obje
     """What is computed of all rows together; units that make it raise are blanked and muted in their place.
 
     Formal guarantee: what is computed last has the shapes and the order of the rows as they came, so nobody else's
-    arithmetic depends on who fails. An error is raised only if blank rows raise as well (then it is the code's), or if
-    rows fail together that do not fail alone; its text tells no value.
+    arithmetic depends on who fails. An error is raised only if blank rows raise as well (then it is the code's), if
+    rows fail together that do not fail alone, or if rows are not kept apart (`RowsMixed`); its text tells no value.
     """
     found = _try(compute, rows, mute)
     if not isinstance(found, _Failed):
@@ -188,6 +189,8 @@ class _Failed:
 def _try(compute: Compute[T], rows: Rows, mute: Tensor | None) -> T | _Failed:
     try:
         return compute(rows, mute)
+    except RowsMixed:  # no row's failure: it stops the run (a second try might not look again)
+        raise
     except Exception as error:
         if of_the_machine(error):
             raise

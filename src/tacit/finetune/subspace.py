@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tacit.data.records import Records, Rows
 from tacit.finetune.queries import Asker, Gradient, Loss
 from tacit.finetune.reading import in_place, muted_units, to
-from tacit.gradients import ClippedSum, Engine
+from tacit.gradients import ClippedSum, Engine, RowsMixed
 from tacit.gradients.clipping import Flat, shrink
 from tacit.gradients.norms import square_norms
 from tacit.gradients.pieces import PerUnit
@@ -103,6 +103,8 @@ class SubspaceAsker:
         self.engine.learn((inputs, labels))
         try:
             self._public_gradients(torch.arange(min(len(self._query.public), 2)))
+        except RowsMixed:
+            raise
         except (RuntimeError, TypeError, IndexError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ValueError(
@@ -169,7 +171,8 @@ class SubspaceAsker:
         rows = self._query.public.rows(places, None)
         device = next(iter(self._parameters.values())).device
         batch = to(rows.inputs, device), rows.labels.to(device)
-        return [self._flat(gradients) for gradients in self.engine.each(batch, units=rows.owner.to(device))]
+        found = self.engine.each(batch, units=rows.owner.to(device), public=True)
+        return [self._flat(gradients) for gradients in found]
 
     def _start(self) -> Tensor:
         generator = torch.Generator().manual_seed(_START)

@@ -15,11 +15,22 @@ from torch import Tensor, nn
 from tacit.data.records import Rows
 from tacit.finetune.queries import Asker, Gradient, Loss
 from tacit.finetune.reading import in_place
-from tacit.gradients import ClippedSum, refuse_live_statistics
-from tacit.gradients.batches import rows_of
+from tacit.gradients import ClippedSum, RowsMixed, refuse_live_statistics
+from tacit.gradients.batches import change, leaves, row_shapes, rows_of
 from tacit.gradients.clipping import Flat
-from tacit.gradients.isolation import Probe, check_rows_apart, moved, wrong_shape
+from tacit.gradients.isolation import (
+    Probe,
+    check_many_apart,
+    check_rows_apart,
+    moved,
+    seed_all,
+    undisturbed,
+    wrong_shape,
+)
+from tacit.gradients.numbers import plain_numbers
 from tacit.gradients.result import Private
+from tacit.gradients.spot import MIXED, copied, due
+from tacit.gradients.synthetic import constant
 from tacit.privacy.events import check_count
 
 
@@ -32,7 +43,8 @@ class Slopes:
     Formal guarantee: a unit's slope, the mean over its rows, is rounded to a multiple of 2^-30 of the clip (of a power
     of two below it) and cut to [-clip, clip]; it is 0 if it is not finite. So one unit adds at most clip *
     sqrt(directions), and sums of up to 2^22 units are exact in float64: nobody's slope changes how the others round.
-    The sum leaves on the grid of ``mechanisms.gaussian``. The direction is public.
+    The sum leaves on the grid of ``mechanisms.gaussian``. The direction is public. That slopes depend on nobody else is
+    checked on synthetic rows, as many as there are, and now and then on a real unit (`gradients.spot`).
     """
 
     clip: float = 1.0
@@ -60,7 +72,9 @@ class SlopeAsker:
         if not self._parameters:
             raise ValueError("The model has no trainable parameter: call requires_grad_(True) on what should be.")
         refuse_live_statistics(list(model.named_modules()))
-        self._step = 0
+        self._step = self._calls = 0
+        self._checked: dict[Any, int] = {}  # rows at a time that a check had, for each kind of rows
+        self._numbers: set[int] = set()
 
     def sum(self, rows: Rows, mute: Tensor | None = None) -> ClippedSum:
         return in_place(self._sum, rows, mute)
@@ -69,10 +83,11 @@ class SlopeAsker:
         units = int(rows.owner.max()) + 1 if len(rows.owner) else 0
         owner = rows.owner.cpu()
         sizes = torch.bincount(owner, minlength=units).double()
+        self._check((rows.inputs, rows.labels), len(owner))
+        self._look_at(rows, mute)
         found = torch.zeros(units, self._query.directions, dtype=torch.float64)
         for direction in range(self._query.directions):
-            up, down = (self._losses(rows, direction, sign) for sign in (1, -1))
-            slopes = (up - down) / (2 * self._query.scale)
+            slopes = self._slopes(rows, direction)
             if mute is not None:
                 slopes[mute.cpu()] = math.nan  # and so is its unit's mean: it adds nothing
             found[:, direction].index_add_(0, owner, slopes)
@@ -82,8 +97,51 @@ class SlopeAsker:
         return self._bounded(torch.zeros(0, self._query.directions, dtype=torch.float64))
 
     def check(self, inputs: Any, labels: Tensor) -> None:
+        self._check((inputs, labels), max(math.ceil(self._expected), len(labels)))
+
+    def _check(self, batch: Any, rows: int) -> None:
+        """Do synthetic rows like these stay apart, three and as many as there are at a time?
+
+        Again for rows of another shape, for integers that vary where they did not, for more rows than before, and when
+        a number changed that the model or the loss could decide by; a counter's, ever more rarely.
+        """
+        numbers = hash(plain_numbers(self._model, self._loss))
+        if numbers not in self._numbers:
+            self._numbers.add(numbers)
+            if len(self._numbers).bit_count() == 1:
+                self._checked.clear()
+        varies = tuple(t.is_floating_point() or t.is_complex() or not constant(t) for t in leaves(batch))
+        kind, together = (row_shapes(batch), varies), min(rows, self._microbatch or rows)
+        if together <= self._checked.get(kind, 0):
+            return
         with moved(self._model, dict(self._parameters)):
-            check_rows_apart(_Forward(self._model, self._loss, {}), (inputs, labels))
+            probe = _Forward(self._model, self._loss, {})
+            check_rows_apart(probe, batch)
+            check_many_apart(probe, batch, max(together, 7))
+        self._checked[kind] = together
+
+    def _look_at(self, rows: Rows, mute: Tensor | None) -> None:
+        """The check during the run: is a unit's slope the same among others and among copies of itself?
+
+        Formal guarantee: that of `gradients.spot`, whose steps it takes. Not in 16 bits, where a difference of two
+        losses is rounding.
+        """
+        self._calls += 1
+        place = due(self._calls - 1, len(rows.owner)) if len(rows.owner) else None
+        if place is None or any(p.dtype.itemsize < 4 for p in self._parameters.values()):
+            return
+        mine = torch.nonzero(rows.owner == rows.owner[place]).flatten()
+        if mute is not None and bool(mute[mine].any()):
+            return
+        found = []
+        for index in (torch.arange(len(rows.owner), device=mine.device), copied(mine, len(rows.owner))):
+            given = change((rows.inputs, rows.labels), lambda t, index=index: t[index.to(t.device)])  # type: ignore[misc]
+            with undisturbed(self._model):
+                slope = self._slopes(Rows(given[0], given[1], rows.owner), 0, seeded=True)[mine.cpu()].mean()
+            found.append(slope.clamp(-self._query.clip, self._query.clip))
+        gap = abs(float(found[0] - found[1]))  # which is not a number if a slope is none
+        if gap > 0.01 * self._query.clip:
+            raise RowsMixed(MIXED)
 
     def split(self, noise: float) -> Mapping[str, float] | None:
         del noise
@@ -114,6 +172,15 @@ class SlopeAsker:
         private = Private(norms, torch.where(after < norms, after / norms, 1.0))
         bounds = {"slopes": clip * math.sqrt(self._query.directions)}
         return ClippedSum({"slopes": kept.sum(0)}, bounds, {"slopes": ("slopes",)}, private)
+
+    def _slopes(self, rows: Rows, direction: int, *, seeded: bool = False) -> Tensor:
+        """The slope of each row's loss; `seeded`: with random numbers that are always the same."""
+        found = []
+        for sign in (1, -1):
+            if seeded:
+                seed_all()
+            found.append(self._losses(rows, direction, sign))
+        return (found[0] - found[1]) / (2 * self._query.scale)
 
     def _losses(self, rows: Rows, direction: int, sign: int) -> Tensor:
         """The loss of each row with the parameters moved along a direction."""

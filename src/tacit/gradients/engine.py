@@ -59,6 +59,7 @@ class Engine:
         self._plan = learning.blank_plan(model)
         self._plans: dict[Any, Plan] = {}
         self._calls = 0
+        self.replaced: Tensor | None = None  # private: in which rows' places others stood in the last sum, if any
         self.checking = False  # during passes of which nothing enters a sum, for losses that note what they see
 
     @property
@@ -113,31 +114,30 @@ class Engine:
         grouped = group(units, rows, next(leaves(batch)).device)
         silent = muted(mute, grouped)
         self._refuse_changes()
+        self.replaced = None
         tally = Tally(policy, {n: wide(p.detach()) for n, p in self._slots.parameters.items()}, grouped.count)
         if rows == 0:
             return tally.result()
         self.learn(batch)
-        state = buffers_of(self.model)
-        self._calls += 1
-        spot = due(self._calls - 1, grouped.count)
+        state, spot = buffers_of(self.model), self._spot(grouped.count)
         for part, members in parts(grouped, self._rows_at_once(batch)):
             put_back(self.model, state)  # what a forward advances (a power iteration) is the same for every part
             quiet = None if silent is None else silent[members]
             odd = self._add(tally, batch, part, members, grouped, quiet)
-            here = torch.nonzero(members == spot).flatten().tolist() if spot is not None else []
-            if here and not bool(odd.any()) and not (self.microbatch and part.numel() > self.microbatch):
-                self._look_at(here[0], tally, batch, part, grouped, state)
+            if not bool(odd.any()):
+                self._look_at(members == spot, tally, batch, part, grouped, state)
             for unit in members[odd].tolist():
                 put_back(self.model, state)
                 self._add_odd(tally, batch, torch.nonzero(grouped.of_row == unit).flatten(), unit, rows)
         return tally.result()
 
-    def each(self, batch: Any, *, units: Any = None) -> Iterator[dict[str, Tensor]]:
+    def each(self, batch: Any, *, units: Any = None, public: bool = False) -> Iterator[dict[str, Tensor]]:
         """The mean gradient of every unit, built and not clipped, some units at a time: (units, *shape) each.
 
         For sums that need more of a gradient than its norm: whoever asks has to bound what it makes of these. A unit
         that cannot be computed has a gradient that is not a number. Memory holds the gradients of `microbatch` rows, or
-        of as many as fit.
+        of as many as fit. The checks are those of a sum; of `public` rows nobody is looked at during the run (see
+        `spot`).
         """
         rows = count_rows(batch)
         self._refuse_changes()
@@ -145,11 +145,14 @@ class Engine:
             return
         grouped = group(units, rows, next(leaves(batch)).device)
         self.learn(batch)
-        state = buffers_of(self.model)
+        state, spot = buffers_of(self.model), -1 if public else self._spot(grouped.count)
+        tally = Tally(self.clip, {n: wide(p.detach()) for n, p in self._slots.parameters.items()}, 0)
         size = sum(wide(p).nbytes for p in self._slots.parameters.values())
         for part, members in parts(grouped, min(self._rows_at_once(batch), max(1, _KEPT // size))):
             put_back(self.model, state)
             built, odd = self._build(batch, part, members, grouped)
+            if not bool(odd.any()):
+                self._look_at(members == spot, tally, batch, part, grouped, state)
             for place in torch.nonzero(odd).flatten().tolist():
                 mine = torch.nonzero(grouped.of_row == members[place]).flatten()
                 put_back(self.model, state)
@@ -220,6 +223,10 @@ class Engine:
             odd[unit] = not self._fits(rows_of(batch, torch.cat([mine, mine]), grouped.rows), 2 * mine.numel())
         if not bool(odd.all()):
             replaced = odd[local.of_row]
+            self.replaced = (
+                torch.zeros_like(grouped.of_row, dtype=torch.bool) if self.replaced is None else self.replaced
+            )
+            self.replaced[part[replaced]] = True
             index = torch.where(replaced, part[torch.nonzero(~replaced)[0, 0]], part)
             try:
                 recorder, losses = self._watch(rows_of(batch, index, grouped.rows), local)
@@ -230,8 +237,17 @@ class Engine:
                 pass
         return None, part, local, torch.ones_like(odd)
 
-    def _look_at(self, unit: int, tally: Tally, batch: Any, part: Tensor, grouped: Units, state: Any) -> None:
-        """The check during the run, see `spot`."""
+    def _spot(self, units: int) -> int:
+        """The unit that is looked at in this call; -1: nobody."""
+        self._calls += 1
+        found = due(self._calls - 1, units)
+        return -1 if found is None else found
+
+    def _look_at(self, which: Tensor, tally: Tally, batch: Any, part: Tensor, grouped: Units, state: Any) -> None:
+        """The check during the run, see `spot`, of the unit that is marked, if one is."""
+        if not bool(which.any()) or (self.microbatch and part.numel() > self.microbatch):
+            return
+        unit = int(torch.nonzero(which)[0, 0])
         local = grouped if part.numel() == grouped.rows else grouped.part(part)
         with self._on_the_side(), undisturbed(self.model):
             put_back(self.model, state)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from tacit.gradients.batches import change
-from tacit.gradients.synthetic import synthetic, with_other_rows
+from tacit.gradients.synthetic import mirrored, synthetic, with_other_rows
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -120,6 +120,15 @@ def check_rows_apart(probe: Probe, batch: Any) -> None:
     for row, spread, other in ((0, 0.0, 0.0), (0, 1.0, 10.0), (1, 1.0, 10.0)):
         changed = torch.arange(3) == row
         compare(probe, synthetic(batch, 3, 0, spread), synthetic(batch, 3, 1, other), changed)
+
+
+def check_many_apart(probe: Probe, batch: Any, rows: int) -> tuple[Any, Tensor, dict[str, Tensor | None]]:
+    """Change one row in eight of so many for one that stands out: every other row's loss and gradient must stay.
+
+    The rows, which are returned as in `compare`, are in order by no key (see `mirrored`).
+    """
+    given = mirrored(synthetic(batch, rows, 3, 1.0), rows)
+    return given, *compare(probe, given, synthetic(batch, rows, 4, 10.0), torch.arange(rows) % 8 == 0)
 
 
 def compare(probe: Probe, batch: Any, other: Any, which: Tensor) -> tuple[Tensor, dict[str, Tensor | None]]:

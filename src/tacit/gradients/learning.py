@@ -14,15 +14,15 @@ from tacit.gradients.batches import change, leaves, row_shapes
 from tacit.gradients.isolation import (
     Loss,
     Probe,
+    check_many_apart,
     check_reached,
     check_rows_apart,
-    compare,
     moved,
     seed_all,
     whole_norm,
 )
 from tacit.gradients.recorder import Misfit, Plan, Recorder
-from tacit.gradients.synthetic import mirrored, synthetic
+from tacit.gradients.synthetic import synthetic
 from tacit.gradients.units import Units
 from tacit.gradients.watch import Slots
 
@@ -106,17 +106,12 @@ def _reach(probe: Probe, batch: Any, reached: set[str]) -> None:
 
 
 def check_again(plan: Plan, model: nn.Module, loss: Loss, slots: Slots, batch: Any, rows: int, watch: Watch) -> None:
-    """Check rows of this shape, so many at a time: do they stay apart, and is the fast path right for them?
-
-    One row in eight is changed for one that stands out. The rows are in order by no key (see `mirrored`).
-    """
+    """Check rows of this shape, so many at a time: do they stay apart, and is the fast path right for them?"""
     probe = Probe(model, loss, slots.parameters)
     device = next(leaves(batch)).device
     shapes = row_shapes(batch)
     with moved(model, slots.parameters), torch.enable_grad():
-        given = mirrored(synthetic(batch, rows, 3, 1.0), rows)
-        which = torch.arange(rows) % 8 == 0
-        weights, truth = compare(probe, given, synthetic(batch, rows, 4, 10.0), which)
+        given, weights, truth = check_many_apart(probe, batch, rows)
         plan.specimens[shapes] = change(given, lambda t: t[:2].clone())
         plan.folds.pop(shapes, None)
         again = partial(change, given, Tensor.clone)

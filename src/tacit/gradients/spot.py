@@ -19,6 +19,12 @@ _SHARE = 1 / 128  # of the steps, in the long run: two passes each
 _MOST = 0.01  # of the bound; rounding is far below it
 _MOST_COARSE = 0.25  # in bfloat16 and float16
 
+MIXED = (
+    "A unit's clipped gradient changed with who else was in the batch: rows are mixed in a way that the checks on "
+    "synthetic rows did not see, so no bound holds. Nothing of this step was released. Look for what depends on the "
+    "whole batch (a count, a rank, a capacity, a maximum), or for state that changes later."
+)
+
 Watch = Callable[[Any, Units], tuple[Recorder, Tensor]]
 
 
@@ -32,6 +38,13 @@ def due(step: int, units: int) -> int | None:
     return int(place * units) if chance < max(_SHARE, 1 / (step + 1)) else None
 
 
+def copied(mine: Tensor, rows: int) -> Tensor:
+    """The rows of a unit in their own places, and again in everybody else's."""
+    copies = mine[torch.arange(rows, device=mine.device) % mine.numel()]
+    copies[mine] = mine
+    return copies
+
+
 def check_unit(watch: Watch, tally: Tally, batch: Any, part: Tensor, local: Units, unit: int, coarse: bool) -> None:
     """Compare a unit's clipped gradient with what it is if everybody else is a copy of it.
 
@@ -43,8 +56,7 @@ def check_unit(watch: Watch, tally: Tally, batch: Any, part: Tensor, local: Unit
     on the data, is the lesser evil.
     """
     mine = torch.nonzero(local.of_row == unit).flatten()
-    copies = mine[torch.arange(local.rows, device=mine.device) % mine.numel()]
-    copies[mine] = mine
+    copies = copied(mine, local.rows)
     weights = torch.zeros(local.count, dtype=torch.float64, device=part.device)
     weights[unit] = 1
     contributions = []
@@ -63,8 +75,4 @@ def check_unit(watch: Watch, tally: Tally, batch: Any, part: Tensor, local: Unit
     gap = sum(float((first.sum[name] - value).square().sum()) for name, value in second.sum.items())
     finite = bool(torch.isfinite(first.private.norms[unit]) & torch.isfinite(second.private.norms[unit]))
     if finite and not gap <= (_MOST_COARSE if coarse else _MOST) ** 2 * squares:
-        raise RowsMixed(
-            "A unit's clipped gradient changed with who else was in the batch: rows are mixed in a way that the checks "
-            "on synthetic rows did not see, so no bound holds. Nothing of this step was released. Look for what "
-            "depends on the whole batch (a count, a rank, a capacity, a maximum), or for state that changes later."
-        )
+        raise RowsMixed(MIXED)
