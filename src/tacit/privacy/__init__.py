@@ -1,6 +1,7 @@
 """What is promised and what is spent: budgets, accounting, the ledger and the mechanisms that draw noise."""
 
 from tacit.privacy import accounting, correlated, events, leases, mechanisms, selection
+from tacit.privacy._plain_words import PlainWords, plain_words, right_guesses
 from tacit.privacy.accounting import UnsupportedEvent, guarantee, noise_multiplier
 from tacit.privacy.budget import Budget, Guarantee, Neighbours, Unit, delta_of, epsilon_of, mu_of
 from tacit.privacy.chain import LedgerDamaged
@@ -22,6 +23,7 @@ __all__ = [
     "LedgerError",
     "Mode",
     "Neighbours",
+    "PlainWords",
     "Receipt",
     "ReceiptError",
     "Remaining",
@@ -38,5 +40,7 @@ __all__ = [
     "mechanisms",
     "mu_of",
     "noise_multiplier",
+    "plain_words",
+    "right_guesses",
     "selection",
 ]

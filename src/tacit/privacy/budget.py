@@ -10,14 +10,17 @@ are that equation, solved for each of its letters.
 
 from __future__ import annotations
 
+import html
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy.optimize import brentq
 from scipy.special import erfcx, erfinv, ndtr, ndtri
+
+from tacit.privacy._plain_words import PlainWords, plain_words
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 
@@ -149,6 +152,37 @@ class Guarantee:
         if neighbours is Neighbours.REPLACE_ONE and self.neighbours is not None:
             return replace(self.group(2), neighbours=neighbours)
         raise ValueError(f"A {self.neighbours} guarantee says nothing about {neighbours}: account under that relation.")
+
+    @property
+    def plain_words(self) -> PlainWords:
+        """Who is protected, from what and how strongly, for people who do not know what epsilon is."""
+        return plain_words(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            mu=self.mu,
+            unit=str(self.unit),
+            relation=None if self.neighbours is None else self.neighbours.value,
+            private=self.private,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; an infinite number is the string "inf", for JSON has none."""
+        facts = asdict(self) | {"unit": str(self.unit), "notes": list(self.notes), "private": self.private}
+        facts["neighbours"] = None if self.neighbours is None else self.neighbours.value
+        return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in facts.items()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Guarantee:
+        """The guarantee that ``to_json`` wrote."""
+        facts = {key: value for key, value in data.items() if key != "private"}
+        for key in ("epsilon", "delta", "mu", "lower", "estimate"):
+            facts[key] = None if facts[key] is None else float(facts[key])
+        relation = facts["neighbours"]
+        facts |= {"notes": tuple(facts["notes"]), "unit": Unit(facts["unit"])}
+        return cls(**facts | {"neighbours": None if relation is None else Neighbours(relation)})
+
+    def _repr_html_(self) -> str:
+        return f"{self.plain_words.html()}<p><small>{html.escape(str(self))}</small></p>"
 
     def __str__(self) -> str:
         if self.seeded:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from tacit import __version__
-from tacit.privacy import Neighbours
+from tacit.privacy import Neighbours, right_guesses
 from tacit.privacy.totals import MEMBERSHIP
 from tacit.report.ledger import Book, alike, heads, number, overall, overview
 from tacit.report.tables import Table, escaped
@@ -35,7 +36,10 @@ def card(
     parts = [f"# Privacy card: {escaped(title)}\n"]
     warnings = sorted({warning for book in ledgers for warning in book.warnings})
     parts += [f"> **{escaped(warning)}**\n>" for warning in warnings]
-    parts.append(f"> {escaped(ledgers[0].sentence if len(ledgers) == 1 else overall(ledgers))}\n")
+    parts.append("## In plain words\n\n" + _plain(ledgers))
+    parts.append(
+        f"## The formal statement\n\n> {escaped(overall(ledgers) if len(ledgers) != 1 else ledgers[0].sentence)}\n"
+    )
     if len(ledgers) == 1:
         parts.append(_facts(ledgers[0], version).markdown())
     else:
@@ -44,8 +48,10 @@ def card(
         parts.append(f"Version: tacit {escaped(version)}.\n")
     if heads(ledgers):
         parts.append("Chain heads:\n\n" + _bullets(heads(ledgers)))
-    parts.append("## What was charged\n")
-    for book in alike(ledgers):
+    charged = [book for book in ledgers if book.kept]
+    if charged or not ledgers:
+        parts.append("## What was charged\n")
+    for book in alike(charged):
         if len(ledgers) > 1:
             parts.append(f"### {escaped(book.name)}\n")
         parts.append(_untitled(book.table()).markdown() if book.charges else "Nothing.\n")
@@ -56,6 +62,19 @@ def card(
     if any(book.durable for book in ledgers):
         parts.append("## How to check\n\n" + _checks(ledgers))
     return "\n".join(parts)
+
+
+def weakest(ledgers: Sequence[Book]) -> Book:
+    """The ledger that promises least: what is said about a run in plain words is said about it."""
+    return max(ledgers, key=lambda book: (not book.private, right_guesses(book.epsilon, book.delta, book.mu)))
+
+
+def _plain(ledgers: Sequence[Book]) -> str:
+    if not ledgers:
+        return "- **Who is protected:** Nobody: no ledger was kept. That is right only if all the data were public.\n"
+    said = [f"- **{name}:** {escaped(text)}\n" for name, text in weakest(ledgers).plain_words.lines]
+    several = f"This is the weakest of {len(ledgers)} ledgers, {escaped(weakest(ledgers).name)}.\n\n"
+    return (several if len(ledgers) > 1 else "") + "".join(said)
 
 
 def read(folder: Path, file: str = CARD) -> str:
@@ -73,21 +92,31 @@ def read(folder: Path, file: str = CARD) -> str:
 
 
 def _facts(book: Book, version: str) -> Table:
-    budgets = {f"{account.budget:g} at δ = {account.delta:g}" for account in book.accounts}
+    budgets = {f"{a.budget:g} at δ = {a.delta:g}" for a in book.accounts if math.isfinite(a.budget) or book.kept}
     rows = [
         ("protects", _each(book, [f"one {account.unit}" for account in book.accounts])),
-        ("relation", _each(book, [_relation(account.relation) for account in book.accounts])),
+        ("relation", _each(book, [_relation(a.relation) for a in book.accounts if a.relation])),
         ("epsilon", number(book.epsilon)),
         ("delta", f"{book.delta:g}"),
-        ("budget", ", ".join(sorted(budgets)) or "none was declared"),
+        ("budget", ", ".join(sorted(budgets)) or ("none was declared" if book.kept else "")),
         ("composition", _each(book, [account.mode for account in book.accounts])),
-        ("if charges were chosen by earlier releases", f"epsilon {number(book.promised)}, delta {book.delta:g}"),
+        ("if charges were chosen by earlier releases", _promised(book) if book.kept else ""),
         ("disjoint", _disjoint(book)),
-        ("noise", "seeded: not private" if book.seeded else "keyed by the operating system"),
-        ("ledger", "durable" if book.durable else "not durable: in memory, gone with the process"),
+        ("noise", "seeded: not private" if book.seeded else "keyed by the operating system" if book.kept else ""),
+        ("ledger", _ledger(book)),
         ("version", f"tacit {version}"),
     ]
     return Table("", ("", ""), [row for row in rows if row[1]])
+
+
+def _promised(book: Book) -> str:
+    return f"epsilon {number(book.promised)}, delta {book.delta:g}"
+
+
+def _ledger(book: Book) -> str:
+    if not book.kept:
+        return "kept by whoever charged; its charges are not on this card"
+    return "durable" if book.durable else "not durable: in memory, gone with the process"
 
 
 def _relation(name: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tacit.privacy import Ledger, Mode
+from tacit.privacy import Guarantee, Ledger, Mode, PlainWords, plain_words
 from tacit.privacy.budget import round_up
 from tacit.privacy.filters import from_units
 from tacit.privacy.state import Subject, canonical
@@ -66,6 +66,8 @@ class Book:
     head: str
     accounts: tuple[Account, ...]
     charges: tuple[Charges, ...]
+    mu: float | None = None  # where the total is one Gaussian release
+    kept: bool = True  # False: the guarantee of a result whose ledger is elsewhere
 
     @classmethod
     def of(cls, ledger: Ledger | Book, name: str = "ledger") -> Book:
@@ -88,6 +90,38 @@ class Book:
             head=ledger.head,
             accounts=tuple(_account(ledger, subject) for subject in subjects),
             charges=tuple(charges),
+            mu=total.mu,
+        )
+
+    @classmethod
+    def of_guarantee(cls, promise: Guarantee, name: str = "result") -> Book:
+        """A guarantee by itself, without the charges behind it."""
+        relation = None if promise.neighbours is None else promise.neighbours.value
+        account = Account(
+            name=name,
+            unit=str(promise.unit),
+            relation=relation or "",
+            mode="",
+            epsilon=promise.epsilon,
+            delta=promise.delta,
+            budget=math.inf,
+            disjoint_from=(),
+            seeded=promise.seeded,
+        )
+        return cls(
+            name=name,
+            epsilon=promise.epsilon,
+            delta=promise.delta,
+            sentence=str(promise),
+            promised=promise.epsilon,
+            private=promise.private,
+            seeded=promise.seeded,
+            durable=False,
+            head="",
+            accounts=(account,),
+            charges=(),
+            mu=promise.mu,
+            kept=False,
         )
 
     @classmethod
@@ -96,7 +130,11 @@ class Book:
         accounts = [Account(**_floats(one, "epsilon", "delta", "budget")) for one in facts["accounts"]]
         charges = [Charges(**_floats(one, "spent", "total")) for one in facts["charges"]]
         return cls(
-            **{**_floats(facts, "epsilon", "delta", "promised"), "accounts": tuple(accounts), "charges": tuple(charges)}
+            **{
+                **_floats({"mu": None, **facts}, "epsilon", "delta", "promised", "mu"),
+                "accounts": tuple(accounts),
+                "charges": tuple(charges),
+            }
         )
 
     def facts(self) -> dict[str, Any]:
@@ -109,7 +147,22 @@ class Book:
         found = [SEEDED] if self.seeded else []
         if not math.isfinite(self.epsilon):
             found.append("not private: epsilon is infinite")
-        return tuple(found + ([] if self.durable else [NOT_DURABLE]))
+        return tuple(found + ([] if self.durable or not self.kept else [NOT_DURABLE]))
+
+    @property
+    def plain_words(self) -> PlainWords:
+        """Who is protected, from what and how strongly, for people who do not know what epsilon is."""
+        units = sorted({account.unit for account in self.accounts})
+        relations = {account.relation for account in self.accounts}
+        return plain_words(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            mu=self.mu,
+            unit=" or ".join(units) if len(units) <= 2 else "unit",
+            relation=relations.pop() if len(relations) == 1 else None,
+            private=self.private,
+            charged=bool(self.charges) or not self.kept,
+        )
 
     @property
     def promise(self) -> str:
@@ -172,7 +225,7 @@ def overview(books: Sequence[Book]) -> Table:
 
 def heads(books: Sequence[Book]) -> list[str]:
     """The heads that are worth keeping: those of ledgers that are still there, or the only one."""
-    return [f"{book.name}: {book.head}" for book in books if book.durable or len(books) == 1]
+    return [f"{book.name}: {book.head}" for book in books if book.kept and (book.durable or len(books) == 1)]
 
 
 def overall(books: Sequence[Book]) -> str:

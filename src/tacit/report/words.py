@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 _MOST_PARTS = 3
+_ENDLESS = 1 << 30  # steps that nobody will ever make: a stream that is charged for them has no length of its own
 
 
 def event(data: dict[str, Any]) -> str:
@@ -37,7 +38,10 @@ def event(data: dict[str, Any]) -> str:
 
 
 def _stream(noise: float, steps: int, strategy: str, contributions: int, blocks: int) -> str:
-    length = f"{steps * blocks:,} steps" if blocks == 1 else f"{blocks:,} blocks of {steps:,} steps"
+    if steps * blocks >= _ENDLESS:
+        length = "any length" if steps >= 1 << 20 else f"any length, in blocks of {steps:,} steps"
+    else:
+        length = f"{steps:,} steps" if blocks == 1 else f"{blocks:,} blocks of {steps:,} steps"
     often = "" if contributions == 1 else f", each unit in at most {contributions:,} of them"
     how = f"{strategy.replace(':', ' ')} noise, {noise:.4g} × the bound" if noise else "no noise"
     return f"a stream of {length}, one release in all: {how}{often}"
