@@ -43,6 +43,19 @@ def unpack(kind: str, version: int, path: Path) -> tuple[dict[str, Tensor], dict
     return tensors, facts
 
 
+def facts_of(path: Path) -> dict[str, Any] | None:
+    """The facts of a checkpoint of any kind, without its tensors; None for any other file."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 0 < length < 1 << 27:
+                return None
+            facts: dict[str, Any] = json.loads(json.loads(file.read(length))["__metadata__"]["tacit"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return facts
+
+
 def digest(tensors: dict[str, Tensor], told: str = "") -> str:
     """A name for these values and words, the same on every machine."""
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}

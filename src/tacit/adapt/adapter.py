@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import html
 import math
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
 
+from tacit._saving import save_result
 from tacit.adapt.attendance import Attendance, numbered
 from tacit.adapt.forms import DP, Clip, Privacy
 from tacit.adapt.memory import Memory
@@ -17,7 +20,7 @@ from tacit.adapt.methods import Method
 from tacit.adapt.noise import NoisyStream, open_account
 from tacit.adapt.steps import Clipped, Curator, Gradient, Plain, Shared, Step
 from tacit.gradients import refuse_live_statistics
-from tacit.models import normalisers, select
+from tacit.models import WeightFormat, normalisers, select
 from tacit.privacy import Guarantee, Ledger, Neighbours, Unit
 from tacit.privacy.events import check_count
 
@@ -174,6 +177,32 @@ class Adapter:
         if self.stream.seeded:
             said.append("seeded: not private")
         return said
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The ledger that pays for the stream; None in the forms that promise nothing."""
+        return None if self.stream is None else self.stream.account.ledger
+
+    def save_model(self, folder: str | Path, *, format: WeightFormat = "plain", title: str | None = None) -> Path:
+        """Write the model as it is now so that timm or transformers load it without tacit, its promise beside it.
+
+        To go on with the stream later, save a checkpoint (`adapt.save_adapter`): this is for those who use the model.
+
+        Args:
+            folder: Made if there is none. It gets the weights (see `models.save_weights`), `privacy-card.md` and
+                `guarantee.json` with the ledger's head.
+            format: `"plain"`, or `"state_dict"` for a model with adapters.
+            title: What stands above the card.
+
+        Returns:
+            The folder.
+        """
+        receipt = None if self.stream is None or self.stream.receipt is None else self.stream.receipt.id
+        return save_result(folder, self.model, self, stage="adapt", format=format, title=title, receipt=receipt)
+
+    def _repr_html_(self) -> str:
+        said = html.escape(repr(self).removeprefix("Adapter(").removesuffix(")"))
+        return f"<p>{said}, {self.steps:,} steps</p>" + ("" if self.guarantee is None else self.guarantee._repr_html_())
 
     def _learn(self, images: Tensor, finite: Tensor, units: Tensor | None) -> tuple[Tensor, Gradient | None]:
         """One step. If it fails before its release it has not happened: the same batch may come again."""

@@ -141,6 +141,8 @@ def _pack(adapter: Adapter, secret: Secret | None) -> bytes:
         "receipt": None if receipt is None else receipt.id,
         "head": None if receipt is None else receipt.head,
         "save": None if secret is None else leases.digest(secret),
+        "guarantee": None if adapter.guarantee is None else adapter.guarantee.to_json(),
+        "assumptions": adapter.assumptions,
     }
     return checkpoints.pack("adapter", VERSION, tensors, facts)
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import html
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tacit._saving import save_result
+from tacit.calibrate._merging import with_temperature
 from tacit.calibrate.outputs import FLOOR, bin_of
 from tacit.calibrate.wire import checked, make, number_from_json, number_to_json
+from tacit.privacy import Guarantee, Neighbours, Unit
 
+CALIBRATION = "calibration.json"  # beside weights that it is not merged into
 _STRICTLY = 1 - 1e-6  # the other classes stay below the predicted one, ties included
 
 
@@ -46,6 +54,18 @@ class Result:
         table = torch.tensor(self.confidences, dtype=torch.float64)
         return binned(logits.detach().cpu().double(), table).to(logits)
 
+    @property
+    def guarantee(self) -> Guarantee:
+        """What each source promised to those in its data."""
+        return Guarantee(
+            epsilon=self.epsilon if self.private or self.seeded else math.inf,
+            delta=self.delta,
+            neighbours=Neighbours(self.neighbours),
+            unit=Unit(self.unit),
+            accountant=f"{self.noise} noise, {self.queries} queries to each source",
+            seeded=self.seeded,
+        )
+
     def to_json(self) -> dict[str, Any]:
         return {key: _plain(value) for key, value in asdict(self).items()}
 
@@ -53,6 +73,9 @@ class Result:
     def from_json(cls, data: Mapping[str, Any]) -> Result:
         known = {key: tuple(value) if isinstance(value, list) else value for key, value in checked(cls, data).items()}
         return make(cls, known | {"epsilon": number_from_json(known.get("epsilon", 0.0))})
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(str(self))}</p>{self.guarantee._repr_html_()}"
 
     def __str__(self) -> str:
         what = f"temperature {self.temperature:.3f}" if self.confidences is None else f"{len(self.confidences)} bins"
@@ -78,7 +101,8 @@ class Calibrated(nn.Module):
         self.register_buffer("table", table)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        logits: Tensor = self.model(*args, **kwargs)
+        out = self.model(*args, **kwargs)
+        logits: Tensor = getattr(out, "logits", out)  # those of transformers are wrapped
         if self.table is None:
             return logits / self.temperature.to(logits.dtype)
         return binned(logits.double(), self.table.to(logits.device)).to(logits.dtype)
@@ -86,6 +110,31 @@ class Calibrated(nn.Module):
     def probs(self, *args: Any, **kwargs: Any) -> Tensor:
         """Calibrated probabilities."""
         return torch.softmax(self(*args, **kwargs), dim=-1)
+
+    def save(self, folder: str | Path, *, merge: bool = True, inputs: Any = None, title: str | None = None) -> Path:
+        """Write the calibrated model so that timm or transformers load it without tacit, its promise beside it.
+
+        Args:
+            folder: Made if there is none. It gets the weights (see `models.save_weights`), `privacy-card.md` and
+                `guarantee.json`.
+            merge: The temperature goes into the weights of the head. If not, the weights are written as they are, and
+                `calibration.json` beside them: `Result.from_json(json.load(...)).wrap(model)` applies it.
+            inputs: A batch on which the merged model is compared, public or made up; for models of timm and
+                transformers one is made up.
+            title: What stands above the card.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ValueError: Bins cannot be merged, nor a temperature into a model whose logits are not its head's output.
+        """
+        if merge and self.table is not None:
+            raise ValueError("Histogram binning cannot go into a model's weights: save with merge=False.")
+        model = with_temperature(self.model, float(self.temperature), inputs) if merge else self.model
+        written = json.dumps(self.result.to_json(), indent=2) + "\n"
+        files = {} if merge else {CALIBRATION: written}
+        return save_result(folder, model, self.result, stage="calibrate", title=title, files=files)
 
     def extra_repr(self) -> str:
         return str(self.result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from tacit._saving import save_result
 from tacit.data.records import Records, Rows, unit_ids_of
 from tacit.data.tabled import Table
 from tacit.finetune.account import Account, Promise, cost, open_account, paid_account, refuse_other_terms
 from tacit.finetune.evaluation import Evaluation, Judge, check_rows_alone
-from tacit.finetune.features import Layers
+from tacit.finetune.features import Layers, Probe
 from tacit.finetune.loop import Curator, Run, Score
 from tacit.finetune.optimisers import Optimiser
 from tacit.finetune.predictions import rows_that_fit, units_at_once
@@ -27,7 +29,7 @@ from tacit.finetune.standardise import Standardise
 from tacit.finetune.tasks import Classes, Task, outputs_of
 from tacit.finetune.updates import Updater
 from tacit.gradients.batches import change
-from tacit.models import head_of
+from tacit.models import WeightFormat, head_of
 from tacit.privacy import Budget, Guarantee, Ledger, Neighbours, Receipt, Unit, mechanisms
 from tacit.privacy.events import check_count
 from tacit.progress import shown
@@ -57,6 +59,51 @@ class Fitted:
     history: list[Score] = field(repr=False)
     receipt: str
     assumptions: list[str] = field(repr=False)
+    ledger: Ledger | None = field(default=None, repr=False, compare=False)  # None: somebody else charged the run
+
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        format: WeightFormat = "plain",
+        tokenizer: Any = None,
+        title: str | None = None,
+    ) -> Path:
+        """Write the model so that timm, transformers or peft load it without tacit, and its promise beside it.
+
+        Args:
+            folder: Made if there is none. It gets the weights (see `models.save_weights`), `privacy-card.md` and
+                `guarantee.json` with the ledger's head.
+            format: `"plain"` (LoRA merged), `"peft"` (LoRA as an adapter of peft) or `"state_dict"` (as it is).
+            tokenizer: Saved too, if given.
+            title: What stands above the card.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ValueError: The model has no plain form (adapters, features of all blocks); the sentence says the way out.
+        """
+        if isinstance(self.model, Probe) and format != "state_dict":
+            raise ValueError(
+                "A head on the features of all blocks is no layer of the plain model: fine-tune with features='last', "
+                "or save with format='state_dict' and load it into finetune.Probe."
+            )
+        return save_result(
+            folder,
+            self.model,
+            self,
+            stage="finetune",
+            format=format,
+            tokenizer=tokenizer,
+            title=title,
+            receipt=self.receipt,
+        )
+
+    def _repr_html_(self) -> str:
+        facts = f"{self.scheme}: {self.trained:,} parameters trained in {self.steps:,} steps"
+        scores = "".join(f", {html.escape(name)} {value:.4g}" for name, value in self.scores.items())
+        return f"<p>{html.escape(facts)}{scores}</p>{self.guarantee._repr_html_()}"
 
     @property
     def scores(self) -> dict[str, float]:
@@ -234,6 +281,7 @@ def fit(
         history=run.history,
         receipt=run.receipt.id,
         assumptions=_assumptions(account, promise, named=ids is not None),
+        ledger=None if receipt is not None else account.ledger,
     )
 
 

@@ -272,6 +272,7 @@ class Run:
             "history": [[score.step, score.scores] for score in self.history],
             "receipt": self.receipt.id,
             "head": self.receipt.head,
+            "guarantee": self.account.guarantee.to_json(),
         }
         self.store.save(tensors, facts)
 

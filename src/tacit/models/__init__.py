@@ -1,7 +1,7 @@
 """Models as people have them: loading by name, which parameters are trained, and whether tacit can take them."""
 
 from tacit.models._plain import plain_copy
-from tacit.models._weights import save_weights
+from tacit.models._weights import RESULT_FILES, WeightFormat, save_weights
 from tacit.models.adapters import Adapter, adapters_of, insert_adapters
 from tacit.models.blocks import blocks_of
 from tacit.models.compatibility import Compatibility, check
@@ -20,6 +20,7 @@ from tacit.models.video import VideoNet
 from tacit.models.vit import ViT
 
 __all__ = [
+    "RESULT_FILES",
     "SCHEMES",
     "Adapter",
     "Compatibility",
@@ -29,6 +30,7 @@ __all__ = [
     "TextClassifier",
     "ViT",
     "VideoNet",
+    "WeightFormat",
     "adapters_of",
     "blocks_of",
     "check",

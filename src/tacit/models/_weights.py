@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from tacit._folders import replaced
 from tacit.models._plain import plain_copy
 from tacit.models.adapters import adapters_of
 from tacit.models.heads import head_of, is_tied
@@ -20,14 +18,22 @@ from tacit.models.loading import library
 from tacit.models.lora import lora_of
 from tacit.models.texts import HEAD, TextClassifier
 
-Format = Literal["plain", "peft", "state_dict"]
+WeightFormat = Literal["plain", "peft", "state_dict"]
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 PEFT_WEIGHTS, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-_OURS = (WEIGHTS, CONFIG, HEAD, PEFT_WEIGHTS, PEFT_CONFIG, "model.safetensors.index.json", "calibration.json")
+RESULT_FILES = (
+    WEIGHTS,
+    CONFIG,
+    HEAD,
+    PEFT_WEIGHTS,
+    PEFT_CONFIG,
+    "model.safetensors.index.json",
+    "model-*-of-*.safetensors",
+)
 
 
 def save_weights(
-    model: nn.Module, folder: str | Path, *, format: Format = "plain", tokenizer: Any = None
+    model: nn.Module, folder: str | Path, *, format: WeightFormat = "plain", tokenizer: Any = None
 ) -> list[Path]:
     """Write the weights of a model to a folder; whoever loads them needs nothing of tacit.
 
@@ -54,36 +60,12 @@ def save_weights(
     write = {"plain": _plain, "peft": _peft, "state_dict": _state_dict}.get(format)
     if write is None:
         raise ValueError(f"A format is 'plain', 'peft' or 'state_dict', not {format!r}.")
-    with replaced(Path(folder)) as part:
+    with replaced(Path(folder), RESULT_FILES) as part:
         main = write(model, part)
         if tokenizer is not None:
             tokenizer.save_pretrained(part)
         names = sorted((file.relative_to(part) for file in part.rglob("*") if file.is_file()), key=lambda f: f != main)
     return [Path(folder) / name for name in names]
-
-
-@contextmanager
-def replaced(folder: Path) -> Iterator[Path]:
-    """A folder to write to; when all is written its files take their places, and weights of before are taken away."""
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file: give the name of a folder, which gets {WEIGHTS} and what belongs to it.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    part = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.part"
-    part.mkdir()
-    try:
-        yield part
-        if not folder.exists():
-            part.rename(folder)
-            return
-        written = {file.relative_to(part) for file in part.rglob("*") if file.is_file()}
-        for file in written:
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (part / file).replace(folder / file)
-        for old in (*(folder / name for name in _OURS), *folder.glob("model-*-of-*.safetensors")):
-            if old.relative_to(folder) not in written:
-                old.unlink(missing_ok=True)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def _plain(model: nn.Module, folder: Path) -> Path:

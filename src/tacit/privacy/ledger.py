@@ -32,6 +32,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from tacit.privacy import accounting, chain, storage, totals
+from tacit.privacy._notebook import ledger_html
 from tacit.privacy.budget import Budget, Guarantee, Neighbours, Unit
 from tacit.privacy.events import DpEvent, StreamDpEvent, check, from_json, leaves, to_json
 from tacit.privacy.filters import Mode, Terms, count, fits, to_units
@@ -307,6 +308,9 @@ class Ledger:
 
     def __repr__(self) -> str:
         return f"Ledger({sa.engine.make_url(self.url).render_as_string(hide_password=True)!r})"
+
+    def _repr_html_(self) -> str:
+        return ledger_html(self)
 
     def __enter__(self) -> Ledger:
         return self

@@ -3,13 +3,15 @@
 The modules `tacit.report.plots` and `tacit.report.look` draw figures; they load matplotlib.
 """
 
+from tacit.report._about import About, card, page, tell
 from tacit.report.ledger import Book
 from tacit.report.page import Picture, Section
 from tacit.report.runs import carry_out, show
 from tacit.report.tables import Cell, Column, Spread, Table
-from tacit.report.write import Findings, write_run
+from tacit.report.write import Findings, plain, write_run
 
 __all__ = [
+    "About",
     "Book",
     "Cell",
     "Column",
@@ -18,7 +20,11 @@ __all__ = [
     "Section",
     "Spread",
     "Table",
+    "card",
     "carry_out",
+    "page",
+    "plain",
     "show",
+    "tell",
     "write_run",
 ]

@@ -30,9 +30,10 @@ def card(
     ledgers: Sequence[Book],
     assumptions: Sequence[str] = (),
     not_covered: Sequence[str] = (),
+    own: str = "",
     version: str = __version__,
 ) -> str:
-    """The card as markdown."""
+    """The card as markdown; ``own`` is the guarantee of the result itself, if it is not that of the whole ledger."""
     parts = [f"# Privacy card: {escaped(title)}\n"]
     warnings = sorted({warning for book in ledgers for warning in book.warnings})
     parts += [f"> **{escaped(warning)}**\n>" for warning in warnings]
@@ -40,6 +41,8 @@ def card(
     parts.append(
         f"## The formal statement\n\n> {escaped(overall(ledgers) if len(ledgers) != 1 else ledgers[0].sentence)}\n"
     )
+    if own:
+        parts.append(f"Of this result alone: {escaped(own)}\n")
     if len(ledgers) == 1:
         parts.append(_facts(ledgers[0], version).markdown())
     else:

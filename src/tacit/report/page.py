@@ -40,11 +40,12 @@ class Section:
 
 @dataclass(frozen=True)
 class Banner:
-    """What stands above everything: the promise in a few signs, in a sentence, and what must not be overlooked."""
+    """What stands above everything: the promise in plain words, in a few signs, in a formal sentence, with warnings."""
 
     promise: str
     sentence: str
     warnings: Sequence[str] = ()
+    plain: Sequence[tuple[str, str]] = ()  # questions and their answers
 
 
 def page(
@@ -118,8 +119,11 @@ def _figure(given: Figure | Picture, name: str) -> str:
 def _banner(banner: Banner) -> str:
     warnings = "".join(f"<strong>{html.escape(warning)}</strong>" for warning in banner.warnings)
     kind = "warned" if banner.warnings else "kept"
+    plain = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in banner.plain)
     return (
-        f'<div class="banner {kind}"><p class="promise"><span>{html.escape(banner.promise)}</span>{warnings}</p>'
+        f'<div class="banner {kind}">'
+        + (f'<dl class="plain">{plain}</dl>' if plain else "")
+        + f'<p class="promise"><span>{html.escape(banner.promise)}</span>{warnings}</p>'
         f"<p>{html.escape(banner.sentence)}</p></div>"
     )
 

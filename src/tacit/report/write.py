@@ -15,7 +15,7 @@ from typing import Any
 
 from tacit import __version__
 from tacit.privacy import Ledger
-from tacit.report.card import CARD, FACTS, FEW, NEVER_COVERED, REPORT, card
+from tacit.report.card import CARD, FACTS, FEW, NEVER_COVERED, REPORT, card, weakest
 from tacit.report.ledger import Book, alike, heads, number, overall, overview
 from tacit.report.page import Banner, Picture, Section, page
 from tacit.report.tables import Table
@@ -73,6 +73,32 @@ def write_run(
     about: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write the three files and return what ``run.json`` says; ``about`` is added to it at the top."""
+    files, told = run_files(
+        title=title,
+        sections=sections,
+        ledgers=ledgers,
+        facts=facts,
+        assumptions=assumptions,
+        not_covered=not_covered,
+        lead=lead,
+        about=about,
+    )
+    write_files(out, files)
+    return told
+
+
+def run_files(
+    *,
+    title: str,
+    sections: Sequence[Section] = (),
+    ledgers: Sequence[Ledger | Book] = (),
+    facts: Mapping[str, Any] | None = None,
+    assumptions: Sequence[str] = (),
+    not_covered: Sequence[str] = (),
+    lead: str = "",
+    about: Mapping[str, Any] | None = None,
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """The text of the three files by their names, and what ``run.json`` says."""
     numbers = [f" {number}" for number in range(1, len(ledgers) + 1)] if len(ledgers) > 1 else [""]
     books = [Book.of(ledger, f"ledger{number}") for ledger, number in zip(ledgers, numbers, strict=False)]
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -93,8 +119,8 @@ def write_run(
         f"The facts of this page are in {FACTS}, its promise in {CARD}.",
     )
     promise = card(title=title, ledgers=books, assumptions=assumptions, not_covered=not_covered)
-    write_files(out, {REPORT: text, CARD: promise, FACTS: json.dumps(plain(told), indent=2, ensure_ascii=False) + "\n"})
-    return told
+    written = json.dumps(plain(told), indent=2, ensure_ascii=False) + "\n"
+    return {REPORT: text, CARD: promise, FACTS: written}, told
 
 
 def write_pictures(out: Path, sections: Sequence[Section]) -> list[Path]:
@@ -159,12 +185,16 @@ def _banner(books: Sequence[Book]) -> Banner:
     warnings = tuple(dict.fromkeys(warning for book in books for warning in book.warnings))
     if not books:
         return Banner("No promise", overall(books), ("not private",))
+    plain, name = weakest(books).plain_words.lines, weakest(books).name
     if len(books) == 1:
-        return Banner(books[0].promise, books[0].sentence, warnings)
-    return Banner(f"{len(books)} ledgers, ε up to {number(max(b.epsilon for b in books))}", overall(books), warnings)
+        return Banner(books[0].promise, books[0].sentence, warnings, plain)
+    plain = [(f"{plain[0][0]} (the weakest, {name})", plain[0][1]), *plain[1:]]
+    most = number(max(b.epsilon for b in books))
+    return Banner(f"{len(books)} ledgers, ε up to {most}", overall(books), warnings, plain)
 
 
 def _ledger_sections(books: Sequence[Book]) -> list[Section]:
+    books = [book for book in books if book.kept]
     if not books:
         return []
     text = "Equal charges are one row, and each total includes the rows of its subject above."
