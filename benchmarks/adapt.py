@@ -24,7 +24,8 @@ from models import ViT
 from paired import Bar, Result, Row, Step, judge, machine, paired_ratio, peak_memory, time_rounds
 from tables import markdown, save, show
 from tacit import adapt
-from tacit.adapt import DP, Adapter, Clip, Method, makers
+from tacit.adapt import DP, Adapter, Clip, Method
+from tacit.adapt import _constructors as makers
 from tacit.privacy import Ledger
 
 ROWS = 64

@@ -38,9 +38,9 @@ from tacit.calibrate import (
     Simulation,
     Source,
 )
-from tacit.calibrate.outputs import Outputs
-from tacit.calibrate.search import Ask, drive
-from tacit.calibrate.simulation import reference
+from tacit.calibrate._outputs import Outputs
+from tacit.calibrate._search import Ask, drive
+from tacit.calibrate._simulation import reference
 from tacit.privacy import Budget
 
 METHODS: tuple[Method, ...] = (HistogramBinning(), NLLT(), ECET(), AccT(), SignedGap())

@@ -25,7 +25,8 @@ import sqlalchemy as sa
 from rich.console import Console
 from rich.table import Table
 
-from tacit.privacy import Budget, Ledger, events, storage
+from tacit.privacy import Budget, Ledger, events
+from tacit.privacy import _storage as storage
 
 SIZES = (10, 1_000, 10_000)
 MODES = ("gaussian", "renyi", "plan")

@@ -29,16 +29,16 @@ from arms import Batch, Problem, Sum, Work, difference, one_by_one
 from gradients import TOLERANCE, row
 from paired import Bar, RefusedError, Result, Step, explain, judge, machine, peak_memory, time_rounds
 from tables import markdown, save, show
-from tacit.data.records import Records, Rows
-from tacit.data.tabled import Table
+from tacit.data._records import Records, Rows
+from tacit.data._tensor_records import Table
 from tacit.finetune import DPSGD
-from tacit.finetune.account import Account, Promise, open_account
-from tacit.finetune.fit import loss_of
-from tacit.finetune.loop import Run
-from tacit.finetune.optimisers import Optimiser
-from tacit.finetune.queries import blank
-from tacit.finetune.tasks import Classes
-from tacit.finetune.updates import Updater
+from tacit.finetune._account import Account, Promise, open_account
+from tacit.finetune._fit import loss_of
+from tacit.finetune._loop import Run
+from tacit.finetune._optimizers import Optimiser
+from tacit.finetune._queries import blank
+from tacit.finetune._tasks import Classes
+from tacit.finetune._updates import Updater
 from tacit.privacy import Budget, Ledger, Neighbours, Unit
 
 EPSILON, DELTA = 8.0, 1e-5

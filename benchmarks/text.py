@@ -21,7 +21,7 @@ from torch import nn
 from arms import Batch
 from gradients import cross_entropy
 from loops import BARS, PRELOAD, STANDARD, Epoch, suite
-from tacit.data.texts import Texts
+from tacit.data._texts import Texts
 from tacit.models import TextClassifier, select
 
 VOCABULARY = 30_522

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from tacit.cli.main import run
+from tacit.cli._main import run
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md")] + sorted((ROOT / "docs").rglob("*.md"))

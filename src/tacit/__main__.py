@@ -1,5 +1,5 @@
 """`python -m tacit` is `tacit`."""
 
-from tacit.cli.main import run
+from tacit.cli._main import run
 
 run()

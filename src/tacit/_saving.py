@@ -33,7 +33,7 @@ def save_result(
     The weights are a release that was paid for, the rest is what `result` says of itself (see `report.card`); nothing
     private is read. Every file is there as a whole or not at all.
     """
-    from tacit.report import card, tell  # what people read is loaded only when it is written
+    from tacit.report import card, tell
 
     about = tell(result, title or f"{type(model).__name__}, {stage}")
     out = Path(folder)

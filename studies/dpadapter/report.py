@@ -158,8 +158,8 @@ def _scatter(result: Result) -> list[Picture]:
     ways = [one for one in result.ways() if one[0] == "dpsgd"] or result.ways()[:1]
     if not ways:
         return []
-    with look.styled():
-        figure = look.figure(look.WIDTH, 4.0)
+    with theme.styled():
+        figure = theme.figure(theme.WIDTH, 4.0)
         axes = figure.add_subplot()
         for place, (kind, epsilon) in enumerate(ways):
             dots = [
@@ -172,7 +172,7 @@ def _scatter(result: Result) -> list[Picture]:
             if dots:
                 x, y = zip(*dots, strict=True)
                 label = f"{OPTIMISERS[kind]}, ε = {epsilon:g}"
-                axes.plot(x, y, ls="none", marker=look.mark(place), color=look.colour(place), ms=6, label=label)
+                axes.plot(x, y, ls="none", marker=theme.mark(place), color=theme.colour(place), ms=6, label=label)
         axes.grid(True)
         axes.set_xlabel(f"accuracy of the pretrained net under noise of std {result.study.noise.after:g} (%)")
         axes.set_ylabel("accuracy after fine-tuning (%)")

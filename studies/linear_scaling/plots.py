@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from tacit.report import look
+from tacit.report import theme
 
 Grid = Mapping[tuple[float, int], float]  # accuracy by (learning rate, steps)
 _DARK, _LIGHT = "#15181d", "#ffffff"  # of numbers in a heat map, whatever the page's colours are
@@ -37,8 +37,8 @@ def heat_maps(panels: Mapping[str, Grid], *, label: str = "accuracy (%)") -> Fig
     if not panels:
         raise ValueError("A heat map needs at least one point.")
     rates = len({lr for grid in panels.values() for lr, _ in grid})
-    with look.styled():
-        figure = look.figure(look.WIDTH, 0.34 * rates + 1.1)
+    with theme.styled():
+        figure = theme.figure(theme.WIDTH, 0.34 * rates + 1.1)
         for place, (name, grid) in enumerate(panels.items()):
             axes = figure.add_subplot(1, len(panels), place + 1)
             _heat(axes, grid)
@@ -64,7 +64,7 @@ def _heat(axes: Axes, grid: Grid) -> None:
             axes.text(column + 0.5, row + 0.5, f"{value:.0f}", ha="center", va="center", size=7.5, color=tint)
     top = np.unravel_index(int(np.nanargmax(values)), values.shape)
     axes.add_patch(
-        Rectangle((float(top[1]), float(top[0])), 1, 1, fill=False, ec=look.COLOURS[1], lw=1.8, clip_on=False)
+        Rectangle((float(top[1]), float(top[0])), 1, 1, fill=False, ec=theme.COLOURS[1], lw=1.8, clip_on=False)
     )
     axes.set_xticks(np.arange(len(steps)) + 0.5, [f"{count}" for count in steps])
     axes.set_yticks(np.arange(len(rates)) + 0.5, [f"{lr:.2g}" for lr in rates])
@@ -79,19 +79,19 @@ def lines(
     """r against epsilon: the winners of the sweeps, the line through them, the final run, and where the oracle was."""
     across = min(len(panels), 2)
     down = math.ceil(len(panels) / across)
-    with look.styled():
-        figure = look.figure(look.WIDTH, 3.1 * down)
+    with theme.styled():
+        figure = theme.figure(theme.WIDTH, 3.1 * down)
         for place, (name, fits) in enumerate(panels.items()):
             axes = figure.add_subplot(down, across, place + 1)
             for number, fit in enumerate(fits):
-                colour = look.colour(number)
+                colour = theme.colour(number)
                 axes.plot(*zip(*fit.line, strict=True), color=colour, lw=1.2, alpha=0.8)
                 for points, mark, size in ((fit.winners, "o", 5.0), ([fit.final], "D", 6.5)):
                     x, y = zip(*points, strict=True) if points else ((), ())
-                    axes.plot(x, y, color=colour, ls="none", marker=mark, ms=size, mec=look.PAPER, mew=0.8, zorder=3)
+                    axes.plot(x, y, color=colour, ls="none", marker=mark, ms=size, mec=theme.PAPER, mew=0.8, zorder=3)
             best = sorted((oracle or {}).get(name, ()))
             if best:
-                axes.plot(*zip(*best, strict=True), color=look.INK, ls=(0, (4, 3)), lw=1.2, marker="x", ms=6, mew=1.6)
+                axes.plot(*zip(*best, strict=True), color=theme.INK, ls=(0, (4, 3)), lw=1.2, marker="x", ms=6, mew=1.6)
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(_plainly)
             axes.set_title(name)
@@ -108,8 +108,8 @@ def gaps(panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]) -> F
     """How far each point of a grid is below the best, against its r; a panel per task, a colour per epsilon."""
     across = min(len(panels), 2)
     down = math.ceil(len(panels) / across)
-    with look.styled():
-        figure = look.figure(look.WIDTH, 2.9 * down + 0.3)
+    with theme.styled():
+        figure = theme.figure(theme.WIDTH, 2.9 * down + 0.3)
         for place, (name, series) in enumerate(panels.items()):
             axes = figure.add_subplot(down, across, place + 1)
             for number, (epsilon, points) in enumerate(series.items()):
@@ -118,10 +118,10 @@ def gaps(panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]) -> F
                     x,
                     y,
                     ls="none",
-                    marker=look.mark(number),
+                    marker=theme.mark(number),
                     ms=5,
-                    color=look.colour(number),
-                    mec=look.PAPER,
+                    color=theme.colour(number),
+                    mec=theme.PAPER,
                     mew=0.6,
                     alpha=0.85,
                     label=epsilon,

@@ -30,7 +30,7 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Motions:
-    """How the videos look. Lengths are in frames and in pixels; a pair is a range to draw from."""
+    """How the videos theme. Lengths are in frames and in pixels; a pair is a range to draw from."""
 
     frames: int = 64
     size: int = 32

@@ -13,9 +13,9 @@ from scipy.special import log_ndtr, ndtr
 from torch import Tensor, nn
 
 from tacit.adapt import DP, Adapter
-from tacit.adapt.views import patch_orders
+from tacit.adapt._views import patch_orders
 from tacit.gradients import ClippedSum
-from tacit.privacy.noise import NoiseKey
+from tacit.privacy._noise import NoiseKey
 
 Gradient = dict[str, Tensor]
 CLASSES = 5

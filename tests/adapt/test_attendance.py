@@ -13,7 +13,7 @@ from obvious import Curious, Loss, apart, images, net, norm_of, slow
 from torch import Tensor
 
 from tacit.adapt import DP, Adapter, Tent
-from tacit.adapt.attendance import Attendance
+from tacit.adapt._participation import Attendance
 from tacit.privacy import Ledger, Neighbours
 
 ROWS, CLIP = 6, 0.3

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from tacit.adapt import Certain, Structured, Unusual, entropy, opinion, opinion_as_printed
-from tacit.adapt.makers import come, deyo, eata, sar, tent
-from tacit.adapt.methods import Method
-from tacit.adapt.views import View, logits_of, patch_orders, shuffle_patches
+from tacit.adapt._constructors import come, deyo, eata, sar, tent
+from tacit.adapt._methods import Method
+from tacit.adapt._views import View, logits_of, patch_orders, shuffle_patches
 
 ROWS, K = 6, 5
 

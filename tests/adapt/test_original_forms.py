@@ -12,7 +12,7 @@ from obvious import Loss, Slow, assert_same, images, net, norm_of, orders_of, ro
 from torch import Tensor, nn
 
 from tacit.adapt import COME, EATA, SAR, Adapter, DeYO, Tent, entropy, fisher, opinion
-from tacit.adapt.views import Rows
+from tacit.adapt._views import Rows
 
 ROWS, K = 8, 5
 BATCHES = [images(ROWS, seed=70), images(ROWS, seed=71), images(5, seed=72)]

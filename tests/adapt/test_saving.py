@@ -15,6 +15,8 @@ from obvious import images, net, norm_of, same_bits
 from safetensors.torch import load, save
 from torch import Tensor
 
+from tacit._checkpoints import metadata as words_of
+from tacit._checkpoints import private_folder
 from tacit.adapt import (
     COME,
     DP,
@@ -29,12 +31,10 @@ from tacit.adapt import (
     resume_adapter,
     save_adapter,
 )
-from tacit.checkpoints import metadata as words_of
-from tacit.checkpoints import private_folder
 from tacit.gradients import AdaptiveQuantile
 from tacit.privacy import Ledger
-from tacit.privacy.noise import NoiseKey
-from tacit.privacy.receipts import ReceiptError
+from tacit.privacy._noise import NoiseKey
+from tacit.privacy._receipts import ReceiptError
 
 ROWS, CLIP, SEED = 4, 0.3, 5
 Maker = Callable[..., Adapter]

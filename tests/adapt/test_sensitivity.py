@@ -12,7 +12,7 @@ from obvious import Curious, apart, images, net, norm_of
 from torch import Tensor
 
 from tacit.adapt import COME, DP, EATA, SAR, Adapter, DeYO, Tent, entropy, fisher
-from tacit.adapt.attendance import Attendance
+from tacit.adapt._participation import Attendance
 from tacit.gradients import AdaptiveQuantile, Automatic, PerLayer
 from tacit.privacy import Ledger
 

@@ -32,9 +32,9 @@ from tacit.calibrate import (
     Source,
     Terms,
 )
+from tacit.calibrate._simulation import reference
 from tacit.calibrate.federated import FlowerTransport, RunSettings, SourceSettings, client_app
-from tacit.calibrate.federated.messages import REFUSALS, content, value_of
-from tacit.calibrate.simulation import reference
+from tacit.calibrate.federated._messages import REFUSALS, content, value_of
 from tacit.privacy import Budget, Ledger
 
 LOGITS, LABELS = (part.numpy() for part in reference(0.1))

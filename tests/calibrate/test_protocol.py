@@ -36,10 +36,10 @@ from tacit.calibrate import (
     forecast,
     simulate,
 )
-from tacit.calibrate.intervals import bracket, ece_interval, noise_quantile
-from tacit.calibrate.outputs import Outputs
-from tacit.calibrate.search import Ask, drive
-from tacit.calibrate.simulation import reference
+from tacit.calibrate._intervals import bracket, ece_interval, noise_quantile
+from tacit.calibrate._outputs import Outputs
+from tacit.calibrate._search import Ask, drive
+from tacit.calibrate._simulation import reference
 from tacit.privacy import Budget, Ledger, Neighbours
 
 LOGITS, LABELS = reference(0.1)
@@ -404,8 +404,8 @@ def test_the_summed_noise_has_the_distribution_of_a_sum(noise: Any) -> None:
 def test_temperatures_of_their_own_give_the_same_sums_as_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation(logits=LOGITS, labels=LABELS, sources=2, samples=900, trials=10)
     temperatures = torch.linspace(0.6, 2.9, 3, dtype=torch.float64)[torch.arange(10) % 3]
-    monkeypatch.setattr("tacit.calibrate.simulation.CELLS", 50_000)
-    monkeypatch.setattr("tacit.calibrate.rows.CELLS", 3_000)
+    monkeypatch.setattr("tacit.calibrate._simulation.CELLS", 50_000)
+    monkeypatch.setattr("tacit.calibrate._rows.CELLS", 3_000)
     for method in (AccT(), NLLT(), ECET()):
         asked = Ask(statistic=method.statistic, temperatures=temperatures)
         assert torch.equal(simulation._sums(asked, None), simulation._sums(asked, simulation.dealt))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from tacit._refusals import Problem
 from tacit.calibrate import (
     Answer,
     BinGaps,
@@ -26,7 +27,6 @@ from tacit.calibrate import (
     Terms,
 )
 from tacit.privacy import Budget, BudgetExceeded, Ledger, LedgerError, Neighbours, mechanisms
-from tacit.refusals import Problem
 
 LOGITS = torch.tensor([[2.0, 0.0, 0.0], [0.0, 3.0, 1.0], [0.5, 0.0, 0.2], [1.0, 1.5, 0.0]])
 LABELS = torch.tensor([0, 1, 2, 1])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tacit.calibrate import BinGaps, Count, Gap, GapSlope, Histogram, Loss, Price, Query, Statistic
-from tacit.calibrate.outputs import Outputs
+from tacit.calibrate._outputs import Outputs
 from tacit.privacy import Neighbours
 
 CLASSES = 3

@@ -10,9 +10,9 @@ import torch
 from safetensors.numpy import save_file
 
 from tacit.calibrate import ece
-from tacit.calibrate.files import read_outputs, read_unit_ids
-from tacit.calibrate.simulation import reference
-from tacit.cli import main
+from tacit.calibrate._files import read_outputs, read_unit_ids
+from tacit.calibrate._simulation import reference
+from tacit.cli import _main as main
 from tacit.privacy import Ledger
 
 LOGITS, LABELS = (part.numpy() for part in reference(0.1))
@@ -218,7 +218,7 @@ def test_bad_input_is_one_sentence(
 
 def test_a_unit_is_dealt_whole(tmp_path: Path) -> None:
     """No patient is at two sources, nor at one and in the evaluation; each source has as many patients as asked for."""
-    from tacit.calibrate.dealing import deal
+    from tacit.calibrate._partition import deal
     from tacit.privacy import Budget
 
     ids = [f"p{number}" for number in np.random.default_rng(0).integers(0, 50, 300)]

@@ -10,8 +10,9 @@ import pytest
 import sqlalchemy as sa
 
 from tacit import __version__
-from tacit.cli.main import run
-from tacit.privacy import Budget, Ledger, delta_of, events, storage
+from tacit.cli._main import run
+from tacit.privacy import Budget, Ledger, delta_of, events
+from tacit.privacy import _storage as storage
 
 
 def tacit(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tacit.cli import demo_runs, main
+from tacit.cli import _demo_runs as demo_runs
+from tacit.cli import _main as main
 from tacit.data import fashion_mnist, shifts, streams
 from tacit.models import embedded
 

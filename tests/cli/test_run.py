@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tacit.cli.main import run
-from tacit.cli.run import STUDIES
+from tacit.cli._main import run
+from tacit.cli._run import STUDIES
 from tacit.progress import Bar, budget_text
 
 

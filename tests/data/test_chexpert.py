@@ -7,8 +7,8 @@ import torch
 from PIL import Image
 
 from tacit.data import chexpert
-from tacit.data.chexpert import COMPETITION
-from tacit.data.records import Records
+from tacit.data._chexpert import COMPETITION
+from tacit.data._records import Records
 
 HEADER = (
     "Path,Sex,Age,Frontal/Lateral,AP/PA,No Finding,Enlarged Cardiomediastinum,Cardiomegaly,Lung Opacity,Lung Lesion,"

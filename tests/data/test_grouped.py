@@ -8,9 +8,9 @@ import torch
 from test_videos import write
 
 from tacit.data import Grouped, Texts, VideoClips, clips_as_units
-from tacit.data.records import Records, unit_ids_of
-from tacit.data.tabled import Table
-from tacit.tune.parts import Part, part_of
+from tacit.data._records import Records, unit_ids_of
+from tacit.data._tensor_records import Table
+from tacit.tune._random_split import Part, part_of
 
 INPUTS, LABELS = torch.arange(12.0).view(6, 2), torch.tensor([0, 1, 0, 1, 0, 1])
 NAMES = ["eve", "bob", "eve", "ann", "bob", "eve"]
@@ -127,7 +127,7 @@ def test_grouped_texts_know_their_sizes() -> None:
 
 
 def test_patients_keep_their_names(tmp_path: Path) -> None:
-    from tacit.data.chexpert import Films, Patients
+    from tacit.data._chexpert import Films, Patients
 
     films = Films([tmp_path / "a.png", tmp_path / "b.png"], 8, 1000)
     people = Patients(films, torch.zeros(2, 1), ["patient2", "patient1"], rows=1, skipped=[], diseases=["x"])

@@ -12,9 +12,14 @@ from PIL import Image
 from torch import Tensor
 
 from tacit.data import fashion_mnist
-from tacit.data.shifts import EXTRA, TEST, blur, corrupt, jpeg, noise, tools, weather
-from tacit.data.shifts.dice import Dice
-from tacit.data.shifts.strengths import STRENGTHS
+from tacit.data.shifts import EXTRA, TEST, corrupt
+from tacit.data.shifts import _blur as blur
+from tacit.data.shifts import _jpeg as jpeg
+from tacit.data.shifts import _noise as noise
+from tacit.data.shifts import _tools as tools
+from tacit.data.shifts import _weather as weather
+from tacit.data.shifts._dice import Dice
+from tacit.data.shifts._strengths import STRENGTHS
 
 ALL = TEST + EXTRA
 

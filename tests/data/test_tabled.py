@@ -7,8 +7,8 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
-from tacit.data.tabled import Table
-from tacit.data.views import FlipAndShift
+from tacit.data._tensor_records import Table
+from tacit.data._views import FlipAndShift
 
 INPUTS, LABELS = torch.arange(12.0).view(6, 2), torch.tensor([0, 1, 2, 0, 1, 2])
 OWNERS = torch.tensor([7, 3, 7, 7, 3, 9])  # units in the order of their numbers: 3, 7, 9

@@ -11,7 +11,7 @@ import torch
 from words import tokenizer
 
 from tacit import data
-from tacit.data.records import Records
+from tacit.data._records import Records
 
 TEXTS = ["good film", "a very very dull plot", "bad", "the plot so good so very good"]
 

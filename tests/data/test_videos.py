@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tacit.data import VideoClips, clips_as_units
-from tacit.data.cache import Cache
-from tacit.data.records import Records
-from tacit.data.video_files import CHUNK, pictures, probe
+from tacit.data._cache import Cache
+from tacit.data._records import Records
+from tacit.data._video_files import CHUNK, pictures, probe
 from tacit.gradients import clipped_sum
 
 

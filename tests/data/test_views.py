@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tacit.data.views import FlipAndShift
+from tacit.data._views import FlipAndShift
 
 
 def by_hand(image: Tensor, flip: bool, down: int, right: int) -> Tensor:

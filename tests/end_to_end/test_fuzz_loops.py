@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from tacit import tune
 from tacit.adapt import DP, Tent
 from tacit.finetune import DPGD, DPSGD, DPZO, GEP, AdpClip, Classes, Optimiser, fit
-from tacit.finetune.evaluation import right_by_unit
-from tacit.finetune.sources import as_records
+from tacit.finetune._evaluation import right_by_unit
+from tacit.finetune._sources import as_records
 from tacit.privacy import Ledger, grid_sum
-from tacit.tune.trials import GRID
+from tacit.tune._trials import GRID
 
 PEOPLE, WIDTH, CLIP, STRICT = 40, 6, 0.25, 1 + 1e-9
 FUZZ = settings(max_examples=6, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None)

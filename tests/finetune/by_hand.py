@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tacit.finetune import Update
-from tacit.privacy.noise import NoiseKey
+from tacit.privacy._noise import NoiseKey
 
 SEED, SUBJECT = 3, "fine-tuning"
 Weights = dict[str, Tensor]

@@ -10,7 +10,7 @@ from dp_accounting.pld import PLDAccountant
 from scipy.stats import norm
 
 from tacit.finetune import DPGD, DPSGD, Optimiser, fit, plan
-from tacit.finetune.account import Meter, Promise, open_account
+from tacit.finetune._account import Meter, Promise, open_account
 from tacit.privacy import Budget, Ledger, Mode, Neighbours, Unit, events
 
 DELTA = 1e-5

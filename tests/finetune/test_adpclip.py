@@ -25,9 +25,9 @@ from interrupted import whole_and_interrupted
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tacit.data.records import Rows
+from tacit.data._records import Rows
 from tacit.finetune import DPSGD, AdpClip, fit
-from tacit.finetune.adaptive import QuantileAsker, QuantileClip
+from tacit.finetune._adaptive import QuantileAsker, QuantileClip
 from tacit.gradients import AdaptiveQuantile
 from tacit.privacy import Ledger, accounting, events
 

@@ -11,9 +11,9 @@ from interrupted import whole_and_interrupted
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tacit.data.records import Rows
+from tacit.data._records import Rows
 from tacit.finetune import DPZO, fit
-from tacit.finetune.zeroth_order import SlopeAsker, Slopes
+from tacit.finetune._zeroth_order import SlopeAsker, Slopes
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

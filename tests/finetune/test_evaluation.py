@@ -11,12 +11,12 @@ import torch
 from by_hand import SEED, key, net, people, same_bits
 from torch import nn
 
-from tacit.data.records import Rows
-from tacit.data.tabled import Table
+from tacit.data._records import Rows
+from tacit.data._tensor_records import Table
 from tacit.finetune import DPGD, DPSGD, Classes, Evaluation, Fitted, fit
-from tacit.finetune.evaluation import Judge
-from tacit.finetune.loop import Run
-from tacit.finetune.sources import as_records
+from tacit.finetune._evaluation import Judge
+from tacit.finetune._loop import Run
+from tacit.finetune._sources import as_records
 from tacit.privacy import Budget, BudgetExceeded, Ledger, Neighbours, ReceiptError, Unit, events
 from tacit.report import Book
 
@@ -109,7 +109,7 @@ def test_one_held_out_patient_moves_the_sum_by_at_most_one(monkeypatch: pytest.M
         sums.append(query.total[0] * query.grid)
         return torch.zeros(1)
 
-    monkeypatch.setattr("tacit.finetune.evaluation.mechanisms.gaussian_query", noting)
+    monkeypatch.setattr("tacit.finetune._evaluation.mechanisms.gaussian_query", noting)
     ledger = Ledger("sqlite://")
     inputs, labels = people(12)
     model = net()

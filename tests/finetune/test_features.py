@@ -9,9 +9,11 @@ import torch
 from by_hand import SEED, gap, key, one_row_units, people, train, weights
 from torch import Tensor, nn
 
-from tacit.data.tabled import Table
-from tacit.finetune import DPGD, DPSGD, Backbone, Evaluation, Probe, Standardise, features, fit, probing
-from tacit.finetune.features import cached, extract
+from tacit.data._tensor_records import Table
+from tacit.finetune import DPGD, DPSGD, Backbone, Evaluation, Probe, Standardise, fit
+from tacit.finetune import _features as features
+from tacit.finetune import _linear_probe as probing
+from tacit.finetune._features import cached, extract
 from tacit.models import ViT
 from tacit.privacy import Budget, Ledger
 
@@ -205,7 +207,7 @@ def test_one_unit_moves_the_statistics_by_at_most_their_bound(bad: float, monkey
         sums.append(total.sum["sum"])
         return {"sum": torch.zeros_like(total.sum["sum"])}
 
-    monkeypatch.setattr("tacit.finetune.standardise.mechanisms.gaussian", noting)
+    monkeypatch.setattr("tacit.finetune._standardise.mechanisms.gaussian", noting)
     inputs, labels = people(12)
     owners = torch.arange(12) // 4
     wild = torch.where((owners == 1)[:, None], torch.full_like(inputs, bad), inputs)

@@ -11,10 +11,10 @@ from interrupted import whole_and_interrupted
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tacit.data.records import Rows
-from tacit.data.tabled import Table
+from tacit.data._records import Rows
+from tacit.data._tensor_records import Table
 from tacit.finetune import GEP, fit
-from tacit.finetune.subspace import Embedding, SubspaceAsker
+from tacit.finetune._subspace import Embedding, SubspaceAsker
 from tacit.gradients import Engine
 from tacit.privacy import Ledger, accounting, events
 

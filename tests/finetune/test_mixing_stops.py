@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.finetune import DPGD, DPSGD, DPZO, GEP, AdpClip, Optimiser, Task, fit
-from tacit.finetune.tasks import Classes
+from tacit.finetune._tasks import Classes
 from tacit.gradients import Engine, RowsMixed
 from tacit.privacy import Ledger
 

@@ -11,17 +11,17 @@ import torch
 from by_hand import SEED
 from torch import Tensor, nn
 
-from tacit.data.records import Rows
+from tacit._refusals import Problem, Refusal
+from tacit.data._records import Rows
 from tacit.finetune import DPGD, DPZO, GEP, AdpClip, Backbone, Optimiser, fit
-from tacit.finetune.evaluation import right_by_unit
-from tacit.finetune.features import extract
-from tacit.finetune.fit import rehearse
-from tacit.finetune.predictions import portions, units_at_once
-from tacit.finetune.reading import Reader, in_place, kind_of, likeness
-from tacit.finetune.sources import as_records
-from tacit.finetune.tasks import Classes
+from tacit.finetune._evaluation import right_by_unit
+from tacit.finetune._features import extract
+from tacit.finetune._fit import rehearse
+from tacit.finetune._predictions import portions, units_at_once
+from tacit.finetune._reading import Reader, in_place, kind_of, likeness
+from tacit.finetune._sources import as_records
+from tacit.finetune._tasks import Classes
 from tacit.privacy import Unit
-from tacit.refusals import Problem, Refusal
 
 CLIP, PLACE, COUNT = 0.5, 17, 60
 

@@ -12,10 +12,10 @@ import torch
 from by_hand import SEED, net, people, weights
 from torch import nn
 
-from tacit import checkpoints
+from tacit import _checkpoints as checkpoints
+from tacit._refusals import Problem
 from tacit.finetune import DPGD, DPSGD, Evaluation, Labels, fit
 from tacit.privacy import Budget, BudgetExceeded, Ledger
-from tacit.refusals import Problem
 
 INPUTS, LABELS = people()
 

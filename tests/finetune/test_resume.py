@@ -17,14 +17,15 @@ from by_hand import SEED, net, people, same_bits
 from safetensors.torch import load, save
 from torch import nn
 
-from tacit import checkpoints
-from tacit.finetune import DPGD, DPSGD, Classes, Evaluation, Fitted, account, fit
-from tacit.finetune.account import Account
-from tacit.finetune.loop import Run
-from tacit.finetune.saving import Store
+from tacit import _checkpoints as checkpoints
+from tacit.finetune import DPGD, DPSGD, Classes, Evaluation, Fitted, fit
+from tacit.finetune import _account as account
+from tacit.finetune._account import Account
+from tacit.finetune._loop import Run
+from tacit.finetune._saving import Store
 from tacit.models import ViT
 from tacit.privacy import BudgetExceeded, Ledger, replay
-from tacit.privacy.receipts import ReceiptError
+from tacit.privacy._receipts import ReceiptError
 
 STEPS, EVERY = 6, 2
 SGD: dict[str, Any] = {

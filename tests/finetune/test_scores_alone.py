@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from tacit.data.tabled import Table
-from tacit.finetune.evaluation import right_by_unit
-from tacit.finetune.tasks import Classes
+from tacit.data._tensor_records import Table
+from tacit.finetune._evaluation import right_by_unit
+from tacit.finetune._tasks import Classes
 
 
 class NearTies(nn.Module):

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from tacit.data.tabled import Table
+from tacit.data._tensor_records import Table
 from tacit.finetune import Classes, Labels, NextToken
-from tacit.finetune.evaluation import right_by_unit
+from tacit.finetune._evaluation import right_by_unit
 
 
 def test_classes() -> None:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tacit.finetune import Classes, Labels, auroc
-from tacit.finetune.predictions import predictions
-from tacit.finetune.sources import as_records
+from tacit.finetune._predictions import predictions
+from tacit.finetune._sources import as_records
 
 
 def pairs(scores: Tensor, labels: Tensor) -> float:
@@ -90,7 +90,7 @@ def test_a_video_is_judged_by_the_mean_of_its_clips_probabilities(monkeypatch: p
     rows = records.rows(torch.arange(7), None)
     expected = torch.stack([model(rows.inputs[rows.owner == unit]).softmax(1).mean(0) for unit in range(7)])
     for portion in (1, 9, 1000):
-        monkeypatch.setattr("tacit.finetune.predictions.rows_that_fit", lambda _, portion=portion: portion)
+        monkeypatch.setattr("tacit.finetune._predictions.rows_that_fit", lambda _, portion=portion: portion)
         said = predictions(model, records, Classes(3))
         assert torch.allclose(said.beliefs, expected, atol=1e-6)
         assert torch.equal(said.labels, labels)

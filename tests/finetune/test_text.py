@@ -14,8 +14,8 @@ from words import bert, gpt2, sayings, tokenizer
 
 from tacit import data, models
 from tacit.finetune import DPGD, DPSGD, Evaluation, Fitted, NextToken, fit
-from tacit.finetune.predictions import predictions
-from tacit.finetune.tasks import Classes
+from tacit.finetune._predictions import predictions
+from tacit.finetune._tasks import Classes
 from tacit.privacy import Ledger
 
 CLIP = 0.5

@@ -8,8 +8,9 @@ import torch
 from by_hand import SEED, clipped_sum, drawn, gap, net, one_row_units, people, weights
 from torch import Tensor
 
-from tacit.data.records import Rows
-from tacit.finetune import DPGD, DPSGD, Fitted, fit, loop
+from tacit.data._records import Rows
+from tacit.finetune import DPGD, DPSGD, Fitted, fit
+from tacit.finetune import _loop as loop
 from tacit.models import ViT
 
 CLIP = 0.3

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from tacit import finetune
 from tacit.data import VideoClips, clips_as_units
-from tacit.data.grouped import Groupable, Grouped
-from tacit.data.tabled import Table
+from tacit.data._grouped import Groupable, Grouped
+from tacit.data._tensor_records import Table
 from tacit.finetune import DPFTRL, DPGD, Classes, Correlated, Evaluation, Everyone, Optimiser, Passes, Standardise, fit
-from tacit.finetune.evaluation import Judge, check_rows_alone, right_by_unit
-from tacit.finetune.sampling import batch_of
-from tacit.finetune.sources import as_records
+from tacit.finetune._evaluation import Judge, check_rows_alone, right_by_unit
+from tacit.finetune._sampling import batch_of
+from tacit.finetune._sources import as_records
 from tacit.models import VideoNet
 from tacit.privacy import Budget, Ledger, Neighbours, Unit
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.gradients import ClippedSum, Engine
-from tacit.gradients.batches import change
+from tacit.gradients._batches import change
 
 
 def row_gradients(model: nn.Module, loss: Any, batch: Any, rows: int) -> list[dict[str, Tensor]]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tacit.gradients import AdaptiveQuantile, Automatic, Engine, PerLayer, clipped_sum
-from tacit.gradients.handles import Handle
+from tacit.gradients._traced_parameter import Handle
 
 Forward = Callable[..., Tensor]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tacit.gradients import Automatic, Engine, PerLayer, Policy, clipped_sum
-from tacit.gradients.norms import ghost_square_norms, square_norms
+from tacit.gradients._norms import ghost_square_norms, square_norms
 
 MAGNITUDES = [
     0.0,

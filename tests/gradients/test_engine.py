@@ -16,7 +16,7 @@ from oracle import assert_close, check
 from torch import Tensor, nn
 
 from tacit.gradients import Engine, clipped_sum
-from tacit.gradients.units import Units
+from tacit.gradients._units import Units
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -243,7 +243,7 @@ def test_a_model_with_dropout_passes_the_check_during_the_run() -> None:
 
 
 def test_the_check_during_the_run_is_rare() -> None:
-    from tacit.gradients.spot import due
+    from tacit.gradients._spot import due
 
     looked = [step for step in range(20000) if due(step, 10) is not None]
     assert looked[0] == 0

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tacit.gradients import Engine, clipped_sum
-from tacit.gradients.norms import ghost_square_norms, square_norms
+from tacit.gradients._norms import ghost_square_norms, square_norms
 
 
 @pytest.mark.parametrize(("entries", "value"), [(10**6, 3.0), (10**7, 0.1), (10**8, 1.0), (10**9, 0.1)])

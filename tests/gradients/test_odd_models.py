@@ -12,7 +12,7 @@ from oracle import assert_close, brute_force
 from torch import Tensor, nn
 
 from tacit.gradients import Engine
-from tacit.gradients.batches import change
+from tacit.gradients._batches import change
 
 
 def classify(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

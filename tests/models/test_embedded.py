@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 
 from tacit.data import fashion_mnist
 from tacit.models import embedded, normalisers
-from tacit.models.embedded import architecture, load_convnet
+from tacit.models._embedded import architecture, load_convnet
 
 
 def test_it_is_small_and_normalises_by_layer() -> None:

@@ -96,7 +96,7 @@ def test_rows_of_a_batch_never_meet() -> None:
 
 
 def test_weight_decay_spares_scales_and_biases() -> None:
-    from tacit.pretrain.fit import _groups
+    from tacit.pretrain._fit import _groups
 
     decayed, spared = _groups(small(), 0.05)
     assert decayed["weight_decay"] == 0.05

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tacit.pretrain import Perturbation, Robust
-from tacit.pretrain.plan import Method
-from tacit.pretrain.robust import uphill
+from tacit.pretrain._plan import Method
+from tacit.pretrain._robust import uphill
 
 LR, MOMENTUM, DECAY = 0.1, 0.9, 1e-2
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.pretrain import rho, robust_accuracy, robustness
-from tacit.pretrain.robustness import STDS, restored, under_noise
+from tacit.pretrain._robustness import STDS, restored, under_noise
 
 
 @pytest.fixture

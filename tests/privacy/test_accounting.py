@@ -13,9 +13,10 @@ from opacus.accountants import PRVAccountant
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from tacit.privacy import Budget, Neighbours, UnsupportedEvent, events, guarantee, loss, noise_multiplier
+from tacit.privacy import Budget, Neighbours, UnsupportedEvent, events, guarantee, noise_multiplier
+from tacit.privacy import _pld as loss
+from tacit.privacy._budget import epsilon_of, mu_of, mu_of_pure
 from tacit.privacy.accounting import best_order, epsilon_of_renyi, renyi, renyi_of_epsilon
-from tacit.privacy.budget import epsilon_of, mu_of, mu_of_pure
 
 ADD, REPLACE, ZERO = Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE, Neighbours.ZERO_OUT
 quick = settings(max_examples=25, deadline=None, derandomize=True)

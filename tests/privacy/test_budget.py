@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacit.privacy.budget import (
+from tacit.privacy._budget import (
     Budget,
     Guarantee,
     Neighbours,

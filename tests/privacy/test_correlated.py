@@ -16,15 +16,7 @@ from scipy.linalg import toeplitz
 from scipy.stats import chi2
 from torch import Tensor
 
-from tacit.privacy.correlated import (
-    Strategy,
-    banded,
-    buffered,
-    by_name,
-    independent,
-    running_sum_rms,
-    square_root,
-)
+from tacit.privacy.correlated import Strategy, banded, buffered, by_name, independent, running_sum_rms, square_root
 
 KINDS = ["independent", "full", "banded", "buffered"]
 

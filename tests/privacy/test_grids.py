@@ -15,14 +15,15 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from tacit.finetune import DPFTRL, DPSGD, AdpClip, fit
-from tacit.finetune.adaptive import QuantileClip
-from tacit.finetune.zeroth_order import Slopes
-from tacit.privacy import Ledger, events, grids
-from tacit.privacy.budget import Neighbours, Unit
-from tacit.privacy.grids import Grid
+from tacit.finetune._adaptive import QuantileClip
+from tacit.finetune._zeroth_order import Slopes
+from tacit.privacy import Ledger, events
+from tacit.privacy import _grids as grids
+from tacit.privacy._budget import Neighbours, Unit
+from tacit.privacy._grids import Grid
+from tacit.privacy._noise import NoiseKey
+from tacit.privacy._receipts import Receipt, ReceiptError
 from tacit.privacy.mechanisms import GaussianStream, gaussian
-from tacit.privacy.noise import NoiseKey
-from tacit.privacy.receipts import Receipt, ReceiptError
 
 BITS = {torch.float64: 53, torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}
 every_type = pytest.mark.parametrize("dtype", BITS)
@@ -250,7 +251,7 @@ def losses_of(model: torch.nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 @pytest.mark.parametrize("query", [Slopes(clip=0.7, directions=3, scale=0.1), QuantileClip(clip=0.3)])
 def test_slopes_and_counts_lie_on_grids(query: Any) -> None:
-    from tacit.data.records import Rows
+    from tacit.data._records import Rows
 
     torch.manual_seed(1)
     asker = query.open(torch.nn.Linear(4, 3).double(), losses_of, expected=9.0, microbatch=None)

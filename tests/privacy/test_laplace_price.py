@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tacit.privacy import Budget, Neighbours, UnsupportedEvent, accounting, events, guarantee
-from tacit.privacy.budget import Unit
-from tacit.privacy.filters import Mode, Terms
+from tacit.privacy._budget import Unit
+from tacit.privacy._filters import Mode, Terms
 
 ADD = Neighbours.ADD_REMOVE
 

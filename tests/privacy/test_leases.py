@@ -13,10 +13,10 @@ from dp_accounting import dp_event
 from torch import Tensor
 
 from tacit.privacy import Budget, Ledger, LedgerError, Neighbours, events, leases
+from tacit.privacy._noise import NoiseKey
+from tacit.privacy._receipts import Receipt, ReceiptError, take
 from tacit.privacy.leases import Secret
 from tacit.privacy.mechanisms import GaussianStream
-from tacit.privacy.noise import NoiseKey
-from tacit.privacy.receipts import Receipt, ReceiptError, take
 
 SEED = 7
 

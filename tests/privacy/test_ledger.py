@@ -29,7 +29,7 @@ from tacit.privacy import (
     mechanisms,
     mu_of,
 )
-from tacit.privacy.receipts import take
+from tacit.privacy._receipts import take
 
 BUDGET = Budget(1.0, 1e-6)
 

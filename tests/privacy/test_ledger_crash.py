@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tacit.privacy import Budget, BudgetExceeded, Ledger, LedgerError, events, leases, mu_of, storage
-from tacit.privacy.filters import from_units
+from tacit.privacy import Budget, BudgetExceeded, Ledger, LedgerError, events, leases, mu_of
+from tacit.privacy import _storage as storage
+from tacit.privacy._filters import from_units
 
 BUDGET = Budget(1.0, 1e-6)
 PROCESSES = 8

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tacit.privacy import Budget, BudgetExceeded, Ledger, UnsupportedEvent, events
+from tacit.privacy._filters import from_units
 from tacit.privacy.events import DpEvent
-from tacit.privacy.filters import from_units
 
 FUZZ = settings(
     derandomize=True,

@@ -12,9 +12,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from tacit.privacy import Budget, Ledger, LedgerDamaged, LedgerError, events, leases, storage
-from tacit.privacy.state import canonical
-from tacit.privacy.storage import digest
+from tacit.privacy import Budget, Ledger, LedgerDamaged, LedgerError, events, leases
+from tacit.privacy import _storage as storage
+from tacit.privacy._storage import digest
+from tacit.privacy._subject import canonical
 
 BUDGET = Budget(1.0, 1e-6)
 TABLES = (storage.entries, storage.subjects, storage.head)

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import norm
 
 from tacit.privacy import Budget, Ledger, epsilon_of, events, mu_of
-from tacit.privacy.totals import overlapping
+from tacit.privacy._totals import overlapping
 
 BUDGET = Budget(2.0, 1e-6)
 

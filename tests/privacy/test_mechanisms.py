@@ -20,14 +20,14 @@ from scipy import stats
 from torch import Tensor
 
 from tacit.privacy import events, mechanisms, sampling
+from tacit.privacy._budget import Budget, Neighbours, Unit, epsilon_of
+from tacit.privacy._ledger import Ledger
+from tacit.privacy._noise import NoiseKey
+from tacit.privacy._queries import GridSum, grid_sum
+from tacit.privacy._receipts import Receipt, ReceiptError
 from tacit.privacy.accounting import guarantee
-from tacit.privacy.budget import Budget, Neighbours, Unit, epsilon_of
 from tacit.privacy.correlated import by_name
-from tacit.privacy.ledger import Ledger
 from tacit.privacy.mechanisms import GaussianStream, gaussian, gaussian_query, laplace, noisy_max
-from tacit.privacy.noise import NoiseKey
-from tacit.privacy.queries import GridSum, grid_sum
-from tacit.privacy.receipts import Receipt, ReceiptError
 
 ALARM = 1e-7
 ADD_REMOVE, REPLACE_ONE, ZERO_OUT = Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE, Neighbours.ZERO_OUT
@@ -480,7 +480,7 @@ def test_an_interrupted_step_is_not_continued(monkeypatch: pytest.MonkeyPatch) -
     stream = GaussianStream(paid(events.stream(1.0, 5, strategy="full"), ZERO_OUT, seed=3))
     stream.release(zeros())
     with monkeypatch.context() as patch:
-        patch.setattr("tacit.privacy.correlated.Mixer.step", lambda *_: 1 / 0)
+        patch.setattr("tacit.privacy.correlated._correlated.Mixer.step", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             stream.release(zeros())
     near(stream.release(zeros())["w"], stream.sensitivity * NoiseKey(3).normals(2, 4))

@@ -13,8 +13,8 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
-from tacit.privacy import noise
-from tacit.privacy.noise import NoiseKey
+from tacit.privacy import _noise as noise
+from tacit.privacy._noise import NoiseKey
 
 ALARM = 1e-7
 

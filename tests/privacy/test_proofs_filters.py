@@ -9,7 +9,7 @@ import pytest
 from scipy.special import ndtr
 
 from tacit.privacy import Budget, Ledger, Neighbours, accounting, delta_of, epsilon_of, events
-from tacit.privacy.budget import mu_of_pure
+from tacit.privacy._budget import mu_of_pure
 
 ALPHAS = np.exp(np.linspace(-4, 4, 81))
 Row = tuple[float, float]  # the probability of a transcript in the two worlds

@@ -7,8 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tacit.privacy import noise
-from tacit.privacy.noise import NoiseKey
+from tacit.privacy import _noise as noise
+from tacit.privacy._noise import NoiseKey
 
 GRID = 2.0**-28  # of a standard deviation: no release lies on a finer one
 PAIRS = 4000

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacit.privacy.budget import Neighbours
-from tacit.privacy.queries import BoundedSum, GridSum, Norm, grid_sum
+from tacit.privacy._budget import Neighbours
+from tacit.privacy._queries import BoundedSum, GridSum, Norm, grid_sum
 
 NORMS: tuple[Norm, ...] = ("l1", "l2", "linf")
 SLACK = 1 + 1e-12  # what float64 adds to a bound

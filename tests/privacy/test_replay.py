@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tacit.privacy import Budget, Ledger, LedgerError, Neighbours, events, leases, mechanisms, replay, sampling
-from tacit.privacy.queries import BoundedSum
-from tacit.privacy.receipts import Receipt, ReceiptError
+from tacit.privacy._queries import BoundedSum
+from tacit.privacy._receipts import Receipt, ReceiptError
 
 STEPS = 10
 

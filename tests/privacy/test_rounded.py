@@ -9,11 +9,11 @@ import pytest
 from scipy import integrate, stats
 
 from tacit.privacy import accounting, events, mechanisms
-from tacit.privacy.budget import Neighbours, Unit
+from tacit.privacy._budget import Neighbours, Unit
+from tacit.privacy._noise import NoiseKey
+from tacit.privacy._queries import GridSum
+from tacit.privacy._receipts import Receipt, ReceiptError
 from tacit.privacy.mechanisms import laplace
-from tacit.privacy.noise import NoiseKey
-from tacit.privacy.queries import GridSum
-from tacit.privacy.receipts import Receipt, ReceiptError
 
 ALARM = 1e-7
 

@@ -10,10 +10,10 @@ from dp_accounting import dp_event
 from scipy.stats import binomtest, chi2
 
 from tacit.privacy import Budget, Ledger, Neighbours, events, mechanisms, sampling
+from tacit.privacy._noise import NoiseKey
+from tacit.privacy._queries import grid_sum
+from tacit.privacy._receipts import Receipt, ReceiptError, check_used
 from tacit.privacy.events import DpEvent
-from tacit.privacy.noise import NoiseKey
-from tacit.privacy.queries import grid_sum
-from tacit.privacy.receipts import Receipt, ReceiptError, check_used
 
 FALSE_ALARM = 1e-7  # of each statistical test
 

@@ -29,11 +29,11 @@ from tacit.privacy import (
     replay,
     selection,
 )
+from tacit.privacy._noise import NoiseKey
+from tacit.privacy._queries import grid_sum
+from tacit.privacy._receipts import Receipt, ReceiptError
 from tacit.privacy.accounting import ORDERS, UnsupportedEvent, halting, renyi
 from tacit.privacy.events import DpEvent
-from tacit.privacy.noise import NoiseKey
-from tacit.privacy.queries import grid_sum
-from tacit.privacy.receipts import Receipt, ReceiptError
 from tacit.privacy.selection import Trials, best, number_of_trials
 
 ALARM = 1e-7  # the false-alarm probability of each statistical test

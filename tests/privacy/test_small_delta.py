@@ -19,17 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from tacit.privacy import (
-    Budget,
-    Guarantee,
-    Neighbours,
-    UnsupportedEvent,
-    dots,
-    events,
-    guarantee,
-    noise_multiplier,
-    tilted,
-)
+from tacit.privacy import Budget, Guarantee, Neighbours, UnsupportedEvent, events, guarantee, noise_multiplier
+from tacit.privacy import _pld_numerics as dots
+from tacit.privacy import _tilted as tilted
 
 ADD, REPLACE = Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE
 
@@ -171,7 +163,7 @@ def test_many_rates_and_many_noises_are_rounded_to_the_safe_side(monkeypatch: py
     pairs = [(10 ** chance.uniform(-3, -2), chance.uniform(1, 2)) for _ in range(80)]
     event = events.compose(events.poisson(rate, events.gaussian(noise)) for rate, noise in pairs)
     exact = guarantee(event, delta=1e-6).epsilon
-    monkeypatch.setattr("tacit.privacy.loss.DISTINCT", 64)
+    monkeypatch.setattr("tacit.privacy._pld.DISTINCT", 64)
     assert exact <= guarantee(event, delta=1e-6).epsilon <= exact * 1.5
 
 

@@ -3,9 +3,9 @@
 import re
 from html.parser import HTMLParser
 
-from tacit.report.page import Banner, Picture, Section, page
+from tacit.report._page import Banner, Picture, Section, page
+from tacit.report._tables import Table
 from tacit.report.plots import Line, curve
-from tacit.report.tables import Table
 
 NASTY = '<script>alert("x")</script> & more'
 VOID = {"meta", "br", "img", "link", "input"}

@@ -12,14 +12,14 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tacit.report import look
+from tacit.report import theme
+from tacit.report._tables import Spread
 from tacit.report.plots import Bin, Line, Point, bars_by_shift, curve, mean, reliability, tradeoff
-from tacit.report.tables import Spread
 
 
 def marked(axes: Axes, colour: str) -> list[tuple[float, float]]:
     """Where dots of a colour are."""
-    lines = [line for line in axes.lines if line.get_color() == colour and line.get_marker() in look.MARKS]
+    lines = [line for line in axes.lines if line.get_color() == colour and line.get_marker() in theme.MARKS]
     return [(float(x), float(y)) for line in lines for x, y in zip(*line.get_data(), strict=True)]
 
 
@@ -39,8 +39,8 @@ def test_dots_by_shift() -> None:
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["gaussian noise", "fog", "mean"]
     heights = [float(tick) for tick in axes.get_yticks()]
-    assert marked(axes, look.MUTED) == [(30.0, heights[0]), (40.0, heights[1]), (35.0, heights[2])]
-    assert marked(axes, look.COLOURS[0]) == [(50.0, heights[0])]  # no dot where nothing was run, and no mean
+    assert marked(axes, theme.MUTED) == [(30.0, heights[0]), (40.0, heights[1]), (35.0, heights[2])]
+    assert marked(axes, theme.COLOURS[0]) == [(50.0, heights[0])]  # no dot where nothing was run, and no mean
     assert {"source  35.0", "Tent"} <= set(texts(figure))
 
 
@@ -65,7 +65,7 @@ def test_tradeoff() -> None:
     figure = tradeoff({"DP-Tent": points, "DP-SAR": [Point(1.0, 58.0)]}, {"source": 51.0})
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "10", "∞\nnot private"]
-    x, y = zip(*marked(axes, look.COLOURS[0]), strict=True)
+    x, y = zip(*marked(axes, theme.COLOURS[0]), strict=True)
     assert y == (57.0, 62.0, 63.0)  # in the order of epsilon, the infinite one last
     assert x[:2] == (1.0, 10.0)
     assert 10.0 < x[2] < math.inf
@@ -104,14 +104,14 @@ def test_curve() -> None:
 
 def test_an_svg_takes_its_colours_from_the_page() -> None:
     text, again = (
-        look.svg(tradeoff({"A & $B$": [Point(1.0, 2.0)]}, {"source": 1.0}), "figure7", alt='accuracy "here"')
+        theme.svg(tradeoff({"A & $B$": [Point(1.0, 2.0)]}, {"source": 1.0}), "figure7", alt='accuracy "here"')
         for _ in range(2)
     )
     assert text == again
     root = ET.fromstring(text)  # well-formed, as a page needs it
     assert root.attrib["aria-label"] == 'accuracy "here"'
     assert "width" not in root.attrib
-    assert f"var(--series-1, {look.COLOURS[0]})" in text
+    assert f"var(--series-1, {theme.COLOURS[0]})" in text
     assert "A &amp; $B$" in text  # text stays text
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert ids
@@ -124,8 +124,8 @@ def test_an_svg_takes_its_colours_from_the_page() -> None:
 
 
 def test_both_pages_have_every_colour() -> None:
-    assert look.ROLES.keys() == look.DARK.keys()
-    assert len(set(look.ROLES.values())) == len(look.ROLES)
+    assert theme.ROLES.keys() == theme.DARK.keys()
+    assert len(set(theme.ROLES.values())) == len(theme.ROLES)
 
 
 def contrast(one: str, other: str) -> float:
@@ -140,7 +140,7 @@ def contrast(one: str, other: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-@pytest.mark.parametrize("colours", [look.ROLES, look.DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("colours", [theme.ROLES, theme.DARK], ids=["light", "dark"])
 def test_figures_are_legible(colours: dict[str, str]) -> None:
     assert min(contrast(colours[role], colours["paper"]) for role in ("ink", "muted")) > 4.5
     assert min(contrast(colours[role], colours["paper"]) for role in colours if role.startswith("series")) > 2.0
@@ -148,8 +148,8 @@ def test_figures_are_legible(colours: dict[str, str]) -> None:
 
 def test_png() -> None:
     figure = curve({"a": Line([1, 2], [1.0, 2.0])}, x_label="x", y_label="y")
-    assert look.png(figure, dpi=50).startswith(b"\x89PNG")
-    assert look.png_element(figure, "<a>").startswith('<img alt="&lt;a&gt;" src="data:image/png;base64,')
+    assert theme.png(figure, dpi=50).startswith(b"\x89PNG")
+    assert theme.png_element(figure, "<a>").startswith('<img alt="&lt;a&gt;" src="data:image/png;base64,')
 
 
 def test_matplotlib_is_left_as_it_was() -> None:
@@ -158,10 +158,10 @@ import sys, matplotlib
 matplotlib.rcParams["font.size"] = 7.5
 look_at = lambda: {key: matplotlib.rcParams[key] for key in matplotlib.rcParams if key != "backend"}
 before = look_at()
-from tacit.report import look
+from tacit.report import theme
 from tacit.report.plots import Line, curve
 figure = curve({"a": Line([1, 2], [1.0, 2.0])}, x_label="x", y_label="y")
-look.svg(figure), look.png(figure, dpi=30)
+theme.svg(figure), theme.png(figure, dpi=30)
 assert look_at() == before
 assert "matplotlib.pyplot" not in sys.modules
 """

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
-from tacit.report.tables import Cell, Column, Spread, Table, escaped, shown
+from tacit.report._tables import Cell, Column, Spread, Table, escaped, shown
 
 
 @pytest.mark.parametrize(

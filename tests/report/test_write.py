@@ -11,10 +11,10 @@ import pytest
 
 from tacit import __version__
 from tacit.privacy import Budget, Ledger, events
-from tacit.report.card import NEVER_COVERED, card, read
-from tacit.report.ledger import Book
-from tacit.report.page import Section
-from tacit.report.write import discard, prepare, write_files, write_run
+from tacit.report._card import NEVER_COVERED, card, read
+from tacit.report._ledger import Book
+from tacit.report._page import Section
+from tacit.report._write import discard, prepare, write_files, write_run
 
 
 @pytest.fixture

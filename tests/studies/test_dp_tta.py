@@ -12,8 +12,8 @@ from studies.dp_tta.cells import Data, compute
 from studies.dp_tta.report import by_shift, overview, render
 from studies.dp_tta.study import Result, Study, run
 from tacit.adapt import DP, Clip
-from tacit.adapt.follow import follow
-from tacit.cli import demo_runs
+from tacit.adapt._evaluate_stream import follow
+from tacit.cli import _demo_runs as demo_runs
 from tacit.data import fashion_mnist, streams
 from tacit.gradients import AdaptiveQuantile, BatchClip, FilterByBoth, FilterByLoss, FilterByNorm
 from tacit.models import embedded

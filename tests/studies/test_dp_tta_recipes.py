@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from studies.__main__ import main as command
-from tacit.cli import main
+from tacit.cli import _main as main
 
 RECIPE = """
 kind = "adapt"

@@ -16,7 +16,7 @@ from studies.finetune.data import Data
 from studies.finetune.study import Net, Pretraining, Study
 from studies.multi_clip.motions import Motions
 from tacit.models import ViT
-from tacit.models.saved import load_net, save_net
+from tacit.models._saved import load_net, save_net
 from tacit.pretrain import Recipe
 
 

@@ -5,7 +5,7 @@ import pytest
 from matplotlib.patches import Rectangle
 
 from studies.linear_scaling.plots import Fit, gaps, heat_maps, lines
-from tacit.report import look
+from tacit.report import theme
 
 
 def test_a_heat_map_has_every_point_and_frames_the_best() -> None:
@@ -18,7 +18,7 @@ def test_a_heat_map_has_every_point_and_frames_the_best() -> None:
     assert frame.get_xy() == (0, 1)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["0.1", "1"]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "10"]
-    assert look.svg(figure).startswith("<svg")
+    assert theme.svg(figure).startswith("<svg")
     with pytest.raises(ValueError, match="at least one point"):
         heat_maps({"ε = 1": {}})
 

@@ -16,7 +16,7 @@ from studies.recalibration.study import PAPER, Result, Study, Sweep, run
 from studies.runner import KINDS
 from tacit import recipes
 from tacit.calibrate import ECET, NLLT, AccT, HistogramBinning, Nothing, Simulation
-from tacit.calibrate.simulation import reference
+from tacit.calibrate._simulation import reference
 from tacit.data import fashion_mnist, shifts
 from tacit.models import embedded
 from tacit.privacy import Budget

@@ -13,12 +13,12 @@ import pytest
 
 from studies.__main__ import main
 from studies.runner import KINDS, Kind, listed, load
-from tacit.cli.main import run
+from tacit.cli._main import run
 from tacit.privacy import Budget, Ledger, events
 from tacit.recipes import Progress
-from tacit.report.page import Section
-from tacit.report.tables import Table
-from tacit.report.write import Findings
+from tacit.report._page import Section
+from tacit.report._tables import Table
+from tacit.report._write import Findings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,13 +18,13 @@ from made_up import Hill, breaks, half, works
 from torch import Tensor, nn
 
 from tacit import finetune, tune
-from tacit.data.records import Rows
-from tacit.data.tabled import Table
+from tacit.data._records import Rows
+from tacit.data._tensor_records import Table
 from tacit.finetune import DPFTRL, DPGD, DPSGD, Optimiser
-from tacit.finetune.evaluation import right_by_unit
-from tacit.finetune.tasks import Classes, Labels
+from tacit.finetune._evaluation import right_by_unit
+from tacit.finetune._tasks import Classes, Labels
 from tacit.privacy import Budget, BudgetExceeded, Ledger, Neighbours, Receipt, ReceiptError, Unit, events, mechanisms
-from tacit.tune.trials import Job
+from tacit.tune._trials import Job
 
 BOX = tune.Space(lr=(0.1, 1.0), steps=(2, 4))
 ONE, EIGHT = Budget(1.0, 1e-5), Budget(8.0, 1e-5)

@@ -19,7 +19,7 @@ from tacit import tune
 from tacit.finetune import DPSGD
 from tacit.privacy import Budget, Ledger, mu_of
 from tacit.privacy.events import from_json, gaussian, gaussian_noise
-from tacit.tune.optuna_trials import distributions
+from tacit.tune._optuna_trials import distributions
 
 BOX = tune.Space(lr=(0.01, 10.0), steps=(1, 9))
 ONE = Budget(1.0, 1e-5)

@@ -10,9 +10,9 @@ from scipy import stats
 from torch import Tensor
 
 from tacit import tune
+from tacit._refusals import Problem
 from tacit.privacy import Budget, Ledger, Neighbours, epsilon_of, grid_sum, mechanisms, mu_of
 from tacit.privacy.events import from_json, repeat
-from tacit.refusals import Problem
 
 ONE = Budget(1.0, 1e-6)
 

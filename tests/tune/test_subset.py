@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tacit import tune
 from tacit.finetune import DPSGD
 from tacit.privacy import Budget, Guarantee, Ledger, Receipt, delta_of, mu_of
-from tacit.tune.parts import Part, coins
+from tacit.tune._random_split import Part, coins
 
 BOX = tune.Space(lr=(0.01, 10.0), steps=(1, 9))
 ONE = Budget(1.0, 1e-5)

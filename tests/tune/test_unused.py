@@ -15,9 +15,9 @@ from made_up import half, idle, works
 
 from tacit import tune
 from tacit.privacy import Budget, Ledger, Receipt, ReceiptError, events, grid_sum, mechanisms
-from tacit.privacy.receipts import check_used
-from tacit.tune import ray_runner
-from tacit.tune.trials import Job
+from tacit.privacy._receipts import check_used
+from tacit.tune import _ray_runner as ray_runner
+from tacit.tune._trials import Job
 
 BOX = tune.Space(lr=(0.1, 1.0), steps=(2, 2))
 ONE = Budget(1.0, 1e-5)

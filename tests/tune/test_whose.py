@@ -11,7 +11,7 @@ from torch import Tensor
 from tacit import tune
 from tacit.finetune import Classes
 from tacit.privacy import Budget, Ledger
-from tacit.tune.search import unit_of
+from tacit.tune._search import unit_of
 
 ONE = Budget(1.0, 1e-5)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from tacit import tune
 from tacit.finetune import DPSGD
-from tacit.finetune.updates import Update, Updater
+from tacit.finetune._updates import Update, Updater
 from tacit.privacy import Budget, Ledger, Neighbours, mu_of
 from tacit.privacy.events import from_json
 

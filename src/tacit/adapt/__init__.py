@@ -1,14 +1,14 @@
 """Private test-time adaptation: a deployed model learns from an unlabelled, shifting stream and remembers nobody."""
 
-from tacit.adapt.adapter import Adapter, Options
-from tacit.adapt.fisher import Fisher, fisher
-from tacit.adapt.follow import Scores, follow
-from tacit.adapt.forms import DP, Clip, Privacy
-from tacit.adapt.makers import COME, EATA, SAR, DeYO, Tent, come, deyo, eata, sar, tent
-from tacit.adapt.methods import Certain, Filter, Method, Structured, Unusual
-from tacit.adapt.saving import close_adapter, resume_adapter, save_adapter
-from tacit.adapt.steps import Curator
-from tacit.adapt.uncertainty import entropy, opinion, opinion_as_printed
+from tacit.adapt._adapter import Adapter, Options
+from tacit.adapt._constructors import COME, EATA, SAR, DeYO, Tent, come, deyo, eata, sar, tent
+from tacit.adapt._evaluate_stream import Scores, follow
+from tacit.adapt._fisher import Fisher, fisher
+from tacit.adapt._methods import Certain, Filter, Method, Structured, Unusual
+from tacit.adapt._privacy_config import DP, Clip, Privacy
+from tacit.adapt._saving import close_adapter, resume_adapter, save_adapter
+from tacit.adapt._steps import Curator
+from tacit.adapt._uncertainty import entropy, opinion, opinion_as_printed
 
 __all__ = [
     "COME",

@@ -1,11 +1,11 @@
 """Honest confidences from many private sources: noisy statistics, a search, and a calibrated classifier."""
 
-from tacit.calibrate.answers import Refused
-from tacit.calibrate.calibrated import Calibrated, Result
-from tacit.calibrate.calibrator import Calibrator, Plan
-from tacit.calibrate.files import read_outputs
-from tacit.calibrate.measures import Reliability, adaptive_ece, brier, classwise_ece, ece, nll, reliability
-from tacit.calibrate.methods import (
+from tacit.calibrate._answers import Refused
+from tacit.calibrate._calibrated import Calibrated, Result
+from tacit.calibrate._calibrator import Calibrator, Plan
+from tacit.calibrate._files import read_outputs
+from tacit.calibrate._measures import Reliability, adaptive_ece, brier, classwise_ece, ece, nll, reliability
+from tacit.calibrate._methods import (
     ECET,
     METHODS,
     NLLT,
@@ -17,12 +17,12 @@ from tacit.calibrate.methods import (
     Setting,
     SignedGap,
 )
-from tacit.calibrate.queries import Answer, Price, Query
-from tacit.calibrate.search import Ask, Outcome, Search
-from tacit.calibrate.simulation import Forecast, Simulation, Trials, forecast, simulate
-from tacit.calibrate.source import Source, Terms
-from tacit.calibrate.statistics import BinGaps, Count, Gap, GapSlope, Histogram, Loss, Statistic
-from tacit.calibrate.transport import CalibrationError, InProcess, Refusal, Transport
+from tacit.calibrate._queries import Answer, Price, Query
+from tacit.calibrate._search import Ask, Outcome, Search
+from tacit.calibrate._simulation import Forecast, Simulation, Trials, forecast, simulate
+from tacit.calibrate._source import Source, Terms
+from tacit.calibrate._statistics import BinGaps, Count, Gap, GapSlope, Histogram, Loss, Statistic
+from tacit.calibrate._transport import CalibrationError, InProcess, Refusal, Transport
 
 __all__ = [
     "ECET",

@@ -1,16 +1,17 @@
 """Data sets, shifts and streams: public helpers; nothing private is decided here."""
 
-from tacit.data import published, shifts, streams
-from tacit.data.arrays import read_images
-from tacit.data.chexpert import chexpert
-from tacit.data.fashion_mnist import Split, fashion_mnist
-from tacit.data.grouped import Grouped
-from tacit.data.published import cifar_c, imagenet_c, imagenet_r
-from tacit.data.records import Records
+from tacit.data import _published as published
+from tacit.data import shifts, streams
+from tacit.data._arrays import read_images
+from tacit.data._chexpert import chexpert
+from tacit.data._fashion_mnist import Split, fashion_mnist
+from tacit.data._grouped import Grouped
+from tacit.data._published import cifar_c, imagenet_c, imagenet_r
+from tacit.data._records import Records
+from tacit.data._tensor_records import Table as TensorRecords
+from tacit.data._texts import Texts, sst2
+from tacit.data._videos import VideoClips, clips_as_units
 from tacit.data.streams import Batch, Stream
-from tacit.data.tabled import Table as TensorRecords
-from tacit.data.texts import Texts, sst2
-from tacit.data.videos import VideoClips, clips_as_units
 
 __all__ = [
     "Batch",

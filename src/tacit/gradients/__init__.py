@@ -1,6 +1,6 @@
 """One clipped gradient sum per privacy unit, fast."""
 
-from tacit.gradients.clipping import (
+from tacit.gradients._clipping import (
     AdaptiveQuantile,
     Automatic,
     BatchClip,
@@ -11,11 +11,11 @@ from tacit.gradients.clipping import (
     PerLayer,
     Policy,
 )
-from tacit.gradients.engine import Engine
-from tacit.gradients.isolation import RowsMixed
-from tacit.gradients.remembered import clipped_sum
-from tacit.gradients.result import ClippedSum
-from tacit.gradients.watch import refuse_live_statistics
+from tacit.gradients._engine import Engine
+from tacit.gradients._isolation import RowsMixed
+from tacit.gradients._parameter_swap import refuse_live_statistics
+from tacit.gradients._remembered import clipped_sum
+from tacit.gradients._result import ClippedSum
 
 __all__ = [
     "AdaptiveQuantile",

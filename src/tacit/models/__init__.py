@@ -1,23 +1,23 @@
 """Models as people have them: loading by name, which parameters are trained, and whether tacit can take them."""
 
+from tacit.models._adapters import Adapter, adapters_of, insert_adapters
+from tacit.models._blocks import blocks_of
+from tacit.models._compatibility import Compatibility, check
+from tacit.models._convert import to_groupnorm
+from tacit.models._convnet import ConvNet
+from tacit.models._embedded import embedded
+from tacit.models._heads import head_of, with_head
+from tacit.models._initialise import scratch
+from tacit.models._loading import Loaded, freeze_statistics, load
+from tacit.models._lora import insert_lora, lora_of, merge_lora
 from tacit.models._plain import plain_copy
+from tacit.models._resnet import ResNet
+from tacit.models._saved import load_net, save_net
+from tacit.models._selection import SCHEMES, normalisers, select, trainable
+from tacit.models._texts import TextClassifier, text, tokenizer_of
+from tacit.models._video import VideoNet
+from tacit.models._vit import ViT
 from tacit.models._weights import RESULT_FILES, WeightFormat, save_weights
-from tacit.models.adapters import Adapter, adapters_of, insert_adapters
-from tacit.models.blocks import blocks_of
-from tacit.models.compatibility import Compatibility, check
-from tacit.models.convert import to_groupnorm
-from tacit.models.convnet import ConvNet
-from tacit.models.embedded import embedded
-from tacit.models.heads import head_of, with_head
-from tacit.models.initialise import scratch
-from tacit.models.loading import Loaded, freeze_statistics, load
-from tacit.models.lora import insert_lora, lora_of, merge_lora
-from tacit.models.resnet import ResNet
-from tacit.models.saved import load_net, save_net
-from tacit.models.selection import SCHEMES, normalisers, select, trainable
-from tacit.models.texts import TextClassifier, text, tokenizer_of
-from tacit.models.video import VideoNet
-from tacit.models.vit import ViT
 
 __all__ = [
     "RESULT_FILES",

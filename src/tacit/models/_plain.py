@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from tacit.models._adapters import adapters_of, remove_adapters
+from tacit.models._heads import HAD_BIAS
+from tacit.models._lora import lora_of, merge_lora
 from tacit.models._save_guard import unguard_save
-from tacit.models.adapters import adapters_of, remove_adapters
-from tacit.models.heads import HAD_BIAS
-from tacit.models.lora import lora_of, merge_lora
 
 
 def plain_copy(model: nn.Module) -> nn.Module:

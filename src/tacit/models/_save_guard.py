@@ -28,7 +28,7 @@ def unguard_save(model: nn.Module) -> None:
 
 
 def _save_plain(module: nn.Module, *args: Any, **options: Any) -> Any:
-    from tacit.models._plain import plain_copy  # which needs what inserts LoRA and adapters
+    from tacit.models._plain import plain_copy
 
     plain: Any = plain_copy(module)
     return plain.save_pretrained(*args, **options)

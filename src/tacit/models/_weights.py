@@ -11,12 +11,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tacit._folders import replaced
+from tacit.models._adapters import adapters_of
+from tacit.models._heads import head_of, is_tied
+from tacit.models._loading import library
+from tacit.models._lora import lora_of
 from tacit.models._plain import plain_copy
-from tacit.models.adapters import adapters_of
-from tacit.models.heads import head_of, is_tied
-from tacit.models.loading import library
-from tacit.models.lora import lora_of
-from tacit.models.texts import HEAD, TextClassifier
+from tacit.models._texts import HEAD, TextClassifier
 
 WeightFormat = Literal["plain", "peft", "state_dict"]
 WEIGHTS, CONFIG = "model.safetensors", "config.json"

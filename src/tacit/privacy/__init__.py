@@ -1,16 +1,16 @@
 """What is promised and what is spent: budgets, accounting, the ledger and the mechanisms that draw noise."""
 
 from tacit.privacy import accounting, correlated, events, leases, mechanisms, selection
+from tacit.privacy._budget import Budget, Guarantee, Neighbours, Unit, delta_of, epsilon_of, mu_of
+from tacit.privacy._chain import LedgerDamaged
+from tacit.privacy._filters import Mode
+from tacit.privacy._ledger import BudgetExceeded, Ledger
 from tacit.privacy._plain_words import PlainWords, plain_words, right_guesses
+from tacit.privacy._queries import BoundedSum, GridSum, grid_sum
+from tacit.privacy._receipts import Receipt, ReceiptError
+from tacit.privacy._storage import LedgerError
+from tacit.privacy._totals import Remaining
 from tacit.privacy.accounting import UnsupportedEvent, guarantee, noise_multiplier
-from tacit.privacy.budget import Budget, Guarantee, Neighbours, Unit, delta_of, epsilon_of, mu_of
-from tacit.privacy.chain import LedgerDamaged
-from tacit.privacy.filters import Mode
-from tacit.privacy.ledger import BudgetExceeded, Ledger
-from tacit.privacy.queries import BoundedSum, GridSum, grid_sum
-from tacit.privacy.receipts import Receipt, ReceiptError
-from tacit.privacy.storage import LedgerError
-from tacit.privacy.totals import Remaining
 
 __all__ = [
     "BoundedSum",

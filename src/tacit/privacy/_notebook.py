@@ -5,10 +5,10 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING
 
-from tacit.privacy.budget import round_up
+from tacit.privacy._budget import round_up
 
 if TYPE_CHECKING:
-    from tacit.privacy.ledger import Ledger
+    from tacit.privacy._ledger import Ledger
 
 _HEADS = ("subject", "protects", "relation", "spent ε", "of ε", "δ", "charges")
 

@@ -1,14 +1,14 @@
 """What a run leaves behind for people: tables, plots, one page and the privacy card.
 
-The modules `tacit.report.plots` and `tacit.report.look` draw figures; they load matplotlib.
+The modules `tacit.report.plots` and `tacit.report.theme` draw figures; they load matplotlib.
 """
 
 from tacit.report._about import About, card, page, tell
-from tacit.report.ledger import Book
-from tacit.report.page import Picture, Section
-from tacit.report.runs import carry_out, show
-from tacit.report.tables import Cell, Column, Spread, Table
-from tacit.report.write import Findings, plain, write_run
+from tacit.report._ledger import Book
+from tacit.report._page import Picture, Section
+from tacit.report._runs import carry_out, show
+from tacit.report._tables import Cell, Column, Spread, Table
+from tacit.report._write import Findings, plain, write_run
 
 __all__ = [
     "About",

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tacit import checkpoints
+from tacit import _checkpoints as checkpoints
 from tacit.privacy import Guarantee, Ledger
-from tacit.report.card import CARD
-from tacit.report.card import card as card_text
-from tacit.report.ledger import Book
-from tacit.report.write import run_files, write_files
+from tacit.report._card import CARD
+from tacit.report._card import card as card_text
+from tacit.report._ledger import Book
+from tacit.report._write import run_files, write_files
 
 GUARANTEE = "guarantee.json"
 _SQLITE = b"SQLite format 3\0"

@@ -1,20 +1,20 @@
 """Private hyperparameters: searches that pay for themselves."""
 
-from tacit.tune.baselines import grid_search, random_search
-from tacit.tune.finetuning import Finetuning, dpgd
-from tacit.tune.line import Line, fit_line
-from tacit.tune.linear import Scaled, linear_scaling, train
-from tacit.tune.optuna_trials import optuna_search
-from tacit.tune.plan import BudgetTooSmall, Plan, plan
-from tacit.tune.ray_runner import RayRunner
-from tacit.tune.repeat import Repeats, plan_repeats, repeat_and_select
-from tacit.tune.runners import Here, Processes
-from tacit.tune.search import RunFailed, Tuned
-from tacit.tune.selection import Selected, noisy_selection
-from tacit.tune.space import Hyperparameters, Space
-from tacit.tune.subset import subset_search
-from tacit.tune.trials import Trainable, Trial, by_unit
-from tacit.tune.wosm import adam_without_second_moment, dpgd_wosm
+from tacit.tune._baselines import grid_search, random_search
+from tacit.tune._dp_adam_wosm import adam_without_second_moment, dpgd_wosm
+from tacit.tune._finetuning import Finetuning, dpgd
+from tacit.tune._line import Line, fit_line
+from tacit.tune._linear import Scaled, linear_scaling, train
+from tacit.tune._optuna_trials import optuna_search
+from tacit.tune._plan import BudgetTooSmall, Plan, plan
+from tacit.tune._ray_runner import RayRunner
+from tacit.tune._repeat import Repeats, plan_repeats, repeat_and_select
+from tacit.tune._runners import Here, Processes
+from tacit.tune._search import RunFailed, Tuned
+from tacit.tune._selection import Selected, noisy_selection
+from tacit.tune._space import Hyperparameters, Space
+from tacit.tune._subset import subset_search
+from tacit.tune._trials import Trainable, Trial, by_unit
 
 __all__ = [
     "BudgetTooSmall",

@@ -11,9 +11,9 @@ except ImportError:
         "Sources on other machines are reached through Flower, which is not installed: pip install 'tacit[federated]'."
     ) from None
 
-from tacit.calibrate.federated.client import SourceSettings, client_app
-from tacit.calibrate.federated.server import RunSettings, server_app
-from tacit.calibrate.federated.transport import FlowerTransport
+from tacit.calibrate.federated._client import SourceSettings, client_app
+from tacit.calibrate.federated._server import RunSettings, server_app
+from tacit.calibrate.federated._transport import FlowerTransport
 
 __all__ = ["FlowerTransport", "RunSettings", "SourceSettings", "client_app", "server_app"]
 

@@ -12,9 +12,13 @@ from difflib import get_close_matches
 import torch
 from torch import Tensor
 
-from tacit.data.shifts import blur, digital, jpeg, noise, weather
-from tacit.data.shifts.dice import Dice
-from tacit.data.shifts.strengths import STRENGTHS
+from tacit.data.shifts import _blur as blur
+from tacit.data.shifts import _digital as digital
+from tacit.data.shifts import _jpeg as jpeg
+from tacit.data.shifts import _noise as noise
+from tacit.data.shifts import _weather as weather
+from tacit.data.shifts._dice import Dice
+from tacit.data.shifts._strengths import STRENGTHS
 
 _MAKERS: dict[str, Callable[..., Tensor]] = {
     "gaussian_noise": noise.gaussian_noise,

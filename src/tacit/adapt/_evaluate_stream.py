@@ -1,0 +1,63 @@
+"""An adapter along a stream: what it got right, shift by shift, with labels that the adapter never sees."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from tacit.adapt._adapter import Adapter
+from tacit.adapt._views import logits_of
+from tacit.data import Stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """Accuracy in percent, on data declared public."""
+
+    accuracy: dict[str, float]  # by shift, in the stream's order
+    seconds: float
+    steps: int
+
+    @property
+    def mean(self) -> float:
+        return sum(self.accuracy.values()) / len(self.accuracy)
+
+
+def follow(
+    predictor: Adapter | nn.Module,
+    stream: Stream,
+    *,
+    batch_size: int,
+    public: bool = False,
+    on_rows: Callable[[int], None] | None = None,
+) -> Scores:
+    """Show a stream to an adapter (or to a plain model, which stays as it is) and score its predictions.
+
+    Scores are exact, so the labels must be declared public. An episodic stream resets the adapter at each new shift.
+    """
+    if not public:
+        raise ValueError("Scores are computed without noise: say public=True if this data is public.")
+    right: Counter[str] = Counter()
+    rows: Counter[str] = Counter()
+    start = time.perf_counter()
+    for step, batch in enumerate(stream.batches(batch_size)):
+        if isinstance(predictor, Adapter):
+            if stream.setting == "episodic" and batch.first and step:
+                predictor.reset()
+            logits = predictor(batch.images)
+        else:
+            with torch.no_grad():
+                logits = logits_of(predictor, batch.images)
+        hits = (logits.argmax(1) == batch.labels).tolist()
+        for name, hit in zip(batch.shifts, hits, strict=True):
+            rows[name] += 1
+            right[name] += hit
+        if on_rows is not None:
+            on_rows(len(batch))
+    accuracy = {name: 100 * right[name] / rows[name] for name in stream.shifts}
+    return Scores(accuracy=accuracy, seconds=time.perf_counter() - start, steps=stream.steps(batch_size))

@@ -1,0 +1,111 @@
+"""The five methods, put together from a few parts: an uncertainty, weights, filters, an anchor and a perturbation.
+
+A method says what is minimised and for whom. How the step is taken (plain, clipped, private) is the adapter's business
+and the same for all. Thresholds are shares of ln K.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tacit.adapt._fisher import Fisher
+from tacit.adapt._uncertainty import Uncertainty, entropy
+from tacit.adapt._views import View
+
+
+class Filter(ABC):
+    """Which rows of a batch take part in the update."""
+
+    per_sample: bool = True  # False: it reads what other people's rows left behind, and no private form may use it
+
+    @abstractmethod
+    def keep(self, view: View, unsure: Tensor) -> Tensor:
+        """One bool per row, from its own values (and, unless `per_sample`, from the past)."""
+
+
+@dataclass(frozen=True)
+class Certain(Filter):
+    """Rows less uncertain than `margin` ln K (EATA's filter 1, SAR's, DeYO's first)."""
+
+    margin: float = 0.4
+
+    def keep(self, view: View, unsure: Tensor) -> Tensor:
+        return unsure < self.margin * view.scale
+
+
+@dataclass(frozen=True)
+class Unusual(Filter):
+    """Rows whose prediction is unlike the moving average of past ones (EATA's filter 2)."""
+
+    similarity: float = 0.05
+    per_sample = False
+
+    def keep(self, view: View, unsure: Tensor) -> Tensor:
+        if view.usual is None:
+            return torch.ones_like(unsure, dtype=torch.bool)
+        alike = functional.cosine_similarity(view.usual[None], view.logits.detach().softmax(1), dim=1)
+        return alike.abs() < self.similarity
+
+
+@dataclass(frozen=True)
+class Structured(Filter):
+    """Rows whose prediction suffers when the image's patches are shuffled (DeYO's second)."""
+
+    threshold: float = 0.2
+
+    def keep(self, view: View, unsure: Tensor) -> Tensor:
+        del unsure
+        return view.destroyed() > self.threshold
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """What is minimised: weight(row) * uncertainty(row) over the rows that pass the filters. Plain, it is Tent."""
+
+    name: str = "Tent"
+    uncertainty: Uncertainty = entropy
+    filters: tuple[Filter, ...] = ()
+    certainty_weight: float | None = None  # exp(margin ln K - H): EATA, DeYO
+    structure_weight: bool = False  # + exp(PLPD): DeYO
+    patches: int | None = None  # per side, where shuffled images are needed
+    anchor: Fisher | None = None  # from public data, hence free: pulls towards the source model
+    pull_strength: float = 0.0
+    sharpness: float | None = None  # radius of SAR's perturbation
+    filter_again: bool = False  # SAR's: once more after the perturbation
+    recovery: float | None = None  # SAR's: back to the source when the mean uncertainty falls below this share of ln K
+    share: float = 1.0  # of the normalisation layers, from the first on
+
+    def weighted(self, view: View) -> Tensor:
+        """The loss of each row, weights inside and without gradient, as in the methods' own code."""
+        unsure = self.uncertainty(view.logits)
+        if self.certainty_weight is None:
+            return unsure
+        weight = torch.exp(self.certainty_weight * view.scale - unsure.detach())
+        if self.structure_weight:
+            weight = weight + torch.exp(view.destroyed())
+        return weight * unsure
+
+    def keep(self, view: View, filters: tuple[Filter, ...] | None = None) -> Tensor:
+        """Which rows pass all filters (by default the method's own)."""
+        unsure = self.uncertainty(view.logits.detach())
+        passed = torch.ones_like(unsure, dtype=torch.bool)
+        for each in self.filters if filters is None else filters:
+            passed &= each.keep(view, unsure)
+        return passed
+
+    @property
+    def second_filters(self) -> tuple[Filter, ...]:
+        """What is asked once more after the perturbation: how certain a row is (SAR)."""
+        if not self.filter_again:
+            return ()
+        return tuple(each for each in self.filters if isinstance(each, Certain)) or (Certain(),)
+
+    @property
+    def private_filters(self) -> tuple[Filter, ...]:
+        """Those that look at a row alone (the paper's "v2")."""
+        return tuple(each for each in self.filters if each.per_sample)

@@ -1,0 +1,186 @@
+"""Saving an adapter and taking it up again.
+
+A checkpoint holds released values only and may be shared: parameters, optimiser, counters, and which receipt paid.
+Keys and correlated noise go to a private file (0600) beside the ledger. After a clean save the run goes on exactly;
+after a kill it goes on from the checkpoint in a new noise block, at the step behind the last lease: `adapter.steps`
+says which batch is next, and none before it may be fed again.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from tacit import _checkpoints as checkpoints
+from tacit.adapt._adapter import Adapter
+from tacit.adapt._noise import NoisyStream
+from tacit.privacy import leases
+from tacit.privacy.leases import Secret
+
+VERSION = 1
+_MEMORY = "memory.last."
+
+
+def save_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | None = None) -> None:
+    """Write a checkpoint to `path`; in the private form also the private file, first.
+
+    `private` is the folder for it: by default that of the ledger's SQLite file.
+    """
+    stream = adapter.stream
+    secret = None
+    if stream is not None and stream.stream is not None:
+        folder = checkpoints.private_folder(stream.account.ledger, private)
+        leases.check_holder(stream.account.ledger, stream.stream.receipt)
+        adapter.attendance.keep_at(folder / f"tacit-{stream.stream.receipt.id}.attendance")
+        secret = leases.secret_of(stream.stream)
+        checkpoints.write(folder / f"tacit-{secret.receipt}.secret", _pack_secret(secret), 0o600)
+    checkpoints.write(Path(path), _pack(adapter, secret))
+    if secret is not None and stream is not None and stream.stream is not None:
+        leases.save(stream.account.ledger, stream.stream.receipt, secret)
+
+
+def resume_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | None = None) -> bool:
+    """Take up what `save_adapter` wrote, in a new adapter made with the same options; True if it goes on exactly."""
+    tensors, facts = checkpoints.unpack("adapter", VERSION, Path(path))
+    expected = _describe(adapter)
+    for key, value in expected.items():
+        if facts["adapter"].get(key) != value:
+            told = facts["adapter"].get(key)
+            raise ValueError(f"The checkpoint {path} is of another adapter: its {key} is {told!r}, not {value!r}.")
+    if adapter.steps:
+        raise ValueError("This adapter has begun already: take up a checkpoint with a new one.")
+    exact = True
+    if facts["receipt"] is not None:
+        if adapter.stream is None:
+            raise ValueError("This checkpoint is of a private run: take it up with the same privacy and its ledger.")
+        exact = _take_up(adapter, adapter.stream, facts, private)
+    _restore(adapter, tensors, facts)
+    if adapter.stream is not None:
+        adapter.steps = max(adapter.steps, adapter.stream.steps)
+    return exact
+
+
+def close_adapter(adapter: Adapter, *, private: str | Path | None = None) -> None:
+    """End the stream for good: nothing is released or taken up after this, and its private files are destroyed.
+
+    The charge stays spent: a stream costs the same from its first step on. The adapted model stays as it is.
+    """
+    stream = adapter.stream
+    if stream is None or stream.receipt is None:
+        return
+    ledger, receipt = stream.account.ledger, stream.receipt
+    ledger.settle(receipt)
+    if ledger.durable:
+        folder = checkpoints.private_folder(ledger, private)
+        for ending in ("secret", "attendance"):
+            (folder / f"tacit-{receipt.id}.{ending}").unlink(missing_ok=True)
+
+
+def _take_up(adapter: Adapter, stream: NoisyStream, facts: dict[str, Any], private: str | Path | None) -> bool:
+    ledger, receipt_id = stream.account.ledger, facts["receipt"]
+    folder = checkpoints.private_folder(ledger, private)
+    stream.refuse_stranger(ledger.receipt(receipt_id))
+    attendance, file = (folder / f"tacit-{receipt_id}.{kind}" for kind in ("attendance", "secret"))
+    if facts["units"] and not attendance.exists():
+        raise ValueError(f"Who took part is not in {attendance}: say where it is with private=.")
+    adapter.attendance.take_up(attendance)
+    secret = _unpack_secret(file.read_bytes()) if file.exists() else None
+    if secret is not None and leases.digest(secret) != facts["save"]:
+        secret = None  # of another save than this checkpoint
+    receipt, noise, exact = leases.resume(ledger, receipt_id, secret)
+    file.unlink(missing_ok=True)  # it is worth nothing any more
+    stream.take_up(receipt, noise)
+    return exact
+
+
+def _describe(adapter: Adapter) -> dict[str, Any]:
+    """What must be the same when a run is taken up."""
+    method, classes = adapter.method, adapter.classes
+    constants = {each.name.replace("_", " "): getattr(method, each.name) for each in fields(method)}
+    anchor = constants.pop("anchor")
+    return {
+        "method": constants.pop("name"),
+        **constants,
+        "uncertainty": getattr(method.uncertainty, "__name__", repr(method.uncertainty)),
+        "filters": repr(method.filters),
+        "anchor": None if anchor is None else [checkpoints.digest(part) for part in (anchor.importance, anchor.origin)],
+        "classes": None if classes is None else classes.nonzero().flatten().tolist(),
+        "privacy": repr(adapter.privacy),
+        "batch size": adapter.batch_size,
+        "optimiser": adapter.optimise,
+        "parameters": {name: list(p.shape) for name, p in adapter.parameters.items()},
+    }
+
+
+def _pack(adapter: Adapter, secret: Secret | None) -> bytes:
+    memory = adapter.memory
+    tensors = {f"parameter.{name}": p.detach() for name, p in adapter.parameters.items()}
+    tensors |= {f"origin.{name}": value for name, value in adapter.origin.items()}
+    tensors |= {f"{_MEMORY}{name}": value for name, value in (memory.last or {}).items()}
+    if memory.usual is not None:
+        tensors["memory.usual"] = memory.usual
+    state, scalars = checkpoints.optimiser_state(adapter.optimiser)
+    tensors |= state
+    tensors["generator"] = adapter.generator.get_state()
+    receipt = adapter.stream.receipt if adapter.stream is not None else None
+    facts = {
+        "adapter": _describe(adapter),
+        "steps": adapter.steps,
+        "told_units": adapter.told_units,
+        "units": adapter.attendance.anyone,
+        "mood": memory.mood,
+        "bound": memory.bound,
+        "optimiser": scalars,
+        "receipt": None if receipt is None else receipt.id,
+        "head": None if receipt is None else receipt.head,
+        "save": None if secret is None else leases.digest(secret),
+        "guarantee": None if adapter.guarantee is None else adapter.guarantee.to_json(),
+        "assumptions": adapter.assumptions,
+    }
+    return checkpoints.pack("adapter", VERSION, tensors, facts)
+
+
+def _restore(adapter: Adapter, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    with torch.no_grad():
+        for name, parameter in adapter.parameters.items():
+            parameter.copy_(tensors[f"parameter.{name}"])
+            adapter.origin[name].copy_(tensors[f"origin.{name}"])
+    checkpoints.load_optimiser(adapter.optimiser, tensors, facts["optimiser"])
+    device = next(iter(adapter.parameters.values())).device
+    last = {key.removeprefix(_MEMORY): value.to(device) for key, value in tensors.items() if key.startswith(_MEMORY)}
+    adapter.memory.last = last or None
+    usual = tensors.get("memory.usual")
+    adapter.memory.usual = None if usual is None else usual.to(device)
+    adapter.memory.mood, adapter.memory.bound = facts["mood"], facts["bound"]
+    adapter.generator.set_state(tensors["generator"])
+    adapter.steps, adapter.told_units = facts["steps"], facts["told_units"]
+
+
+def _pack_secret(secret: Secret) -> bytes:
+    mixer = dict(secret.mixer)
+    tensors = {f"{part}.{i}": t for part in ("past", "sums") for i, t in enumerate(mixer.pop(part))}
+    tensors["none"] = torch.zeros(1)  # a file of tensors is never empty
+    plain = asdict(secret) | {"mixer": mixer}
+    return save(tensors, metadata={"secret": json.dumps(plain)})
+
+
+def _unpack_secret(raw: bytes) -> Secret | None:
+    try:
+        tensors = load(raw)
+        plain = json.loads(checkpoints.metadata(raw)["secret"])
+    except (SafetensorError, ValueError, KeyError, TypeError):
+        return None  # half written when the process died: the ledger knows of no such save
+    mixer = plain["mixer"]
+    mixer["shapes"] = {name: tuple(shape) for name, shape in mixer["shapes"].items()}
+    mixer["strategy"] = {k: tuple(v) if isinstance(v, list) else v for k, v in mixer["strategy"].items()}
+    for part in ("past", "sums"):
+        found = sorted((int(k.split(".")[1]), t) for k, t in tensors.items() if k.startswith(f"{part}."))
+        mixer[part] = [t for _, t in found]
+    return Secret(**plain)

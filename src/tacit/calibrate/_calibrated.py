@@ -1,0 +1,172 @@
+"""What comes out: plain numbers, and a module around the classifier that applies them."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit._saving import save_result
+from tacit.calibrate._merging import with_temperature
+from tacit.calibrate._outputs import FLOOR, bin_of
+from tacit.calibrate._wire import checked, make, number_from_json, number_to_json
+from tacit.privacy import Guarantee, Neighbours, Unit
+
+CALIBRATION = "calibration.json"  # beside weights that it is not merged into
+_STRICTLY = 1 - 1e-6  # the other classes stay below the predicted one, ties included
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A recalibration as plain numbers. All of it was released on receipts, or ``private`` is False."""
+
+    method: str
+    temperature: float = 1.0
+    confidences: tuple[float, ...] | None = None  # histogram binning: the confidence of each equal-width bin
+    queries: int = 0  # asked of, and paid by, each source
+    epsilon: float = 0.0  # what each source spent on it
+    delta: float = 0.0
+    noise: str = "laplace"
+    neighbours: str = "add-remove"
+    unit: str = "sample"
+    sources: int = 0
+    interval: tuple[float, float] | None = None  # of the temperature
+    ece_interval: tuple[float, float] | None = None  # of the calibration error that is left, if it was asked for
+    private: bool = True
+    seeded: bool = False
+    notes: tuple[str, ...] = ()
+
+    def wrap(self, model: nn.Module) -> Calibrated:
+        """The classifier with calibrated outputs."""
+        return Calibrated(model, self)
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """Calibrated logits: their softmax is the calibrated probability; the predicted class stays."""
+        if self.confidences is None:
+            return logits / self.temperature
+        table = torch.tensor(self.confidences, dtype=torch.float64)
+        return binned(logits.detach().cpu().double(), table).to(logits)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What each source promised to those in its data."""
+        return Guarantee(
+            epsilon=self.epsilon if self.private or self.seeded else math.inf,
+            delta=self.delta,
+            neighbours=Neighbours(self.neighbours),
+            unit=Unit(self.unit),
+            accountant=f"{self.noise} noise, {self.queries} queries to each source",
+            seeded=self.seeded,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: _plain(value) for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Result:
+        known = {key: tuple(value) if isinstance(value, list) else value for key, value in checked(cls, data).items()}
+        return make(cls, known | {"epsilon": number_from_json(known.get("epsilon", 0.0))})
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(str(self))}</p>{self.guarantee._repr_html_()}"
+
+    def __str__(self) -> str:
+        what = f"temperature {self.temperature:.3f}" if self.confidences is None else f"{len(self.confidences)} bins"
+        if self.interval is not None:
+            what += f" (between {self.interval[0]:.3f} and {self.interval[1]:.3f})"
+        price = f"{self.queries} queries to each of {self.sources} sources for epsilon {self.epsilon:g}"
+        price += f", delta {self.delta:g}" if self.delta else ""
+        status = "seeded: not private. " if self.seeded else "" if self.private else "not private if shared. "
+        return f"{status}{self.method}: {what}; {price}." + "".join(f" {note}" for note in self.notes)
+
+
+class Calibrated(nn.Module):
+    """A classifier whose logits are calibrated: ``softmax(calibrated(x))`` are honest confidences."""
+
+    table: Tensor | None
+    temperature: Tensor
+
+    def __init__(self, model: nn.Module, result: Result) -> None:
+        super().__init__()
+        self.model, self.result = model, result
+        self.register_buffer("temperature", torch.tensor(result.temperature))
+        table = None if result.confidences is None else torch.tensor(result.confidences, dtype=torch.float64)
+        self.register_buffer("table", table)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        out = self.model(*args, **kwargs)
+        logits: Tensor = getattr(out, "logits", out)  # those of transformers are wrapped
+        if self.table is None:
+            return logits / self.temperature.to(logits.dtype)
+        return binned(logits.double(), self.table.to(logits.device)).to(logits.dtype)
+
+    def probs(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Calibrated probabilities."""
+        return torch.softmax(self(*args, **kwargs), dim=-1)
+
+    def save(self, folder: str | Path, *, merge: bool = True, inputs: Any = None, title: str | None = None) -> Path:
+        """Write the calibrated model so that timm or transformers load it without tacit, its promise beside it.
+
+        Args:
+            folder: Made if there is none. It gets the weights (see `models.save_weights`), `privacy-card.md` and
+                `guarantee.json`.
+            merge: The temperature goes into the weights of the head. If not, the weights are written as they are, and
+                `calibration.json` beside them: `Result.from_json(json.load(...)).wrap(model)` applies it.
+            inputs: A batch on which the merged model is compared, public or made up; for models of timm and
+                transformers one is made up.
+            title: What stands above the card.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ValueError: Bins cannot be merged, nor a temperature into a model whose logits are not its head's output.
+        """
+        if merge and self.table is not None:
+            raise ValueError("Histogram binning cannot go into a model's weights: save with merge=False.")
+        model = with_temperature(self.model, float(self.temperature), inputs) if merge else self.model
+        written = json.dumps(self.result.to_json(), indent=2) + "\n"
+        files = {} if merge else {CALIBRATION: written}
+        return save_result(folder, model, self.result, stage="calibrate", title=title, files=files)
+
+    def extra_repr(self) -> str:
+        return str(self.result)
+
+
+def binned(logits: Tensor, table: Tensor) -> Tensor:
+    """Logits whose largest probability is the table's entry for its bin, and whose predicted class is as before.
+
+    The other classes share the rest of the mass in their old proportions, but none gets more than the predicted class:
+    what it would get beyond that goes to the others. So any confidence above 1 / classes can be met; one below is
+    raised to it.
+    """
+    probs = torch.softmax(logits, dim=-1)
+    classes = probs.shape[-1]
+    top = probs.max(dim=-1, keepdim=True)
+    confidence = table[bin_of(top.values.cpu(), len(table)).to(table.device)]
+    confidence = confidence.clamp_min((1 + 1e-5) / classes)
+    others = probs.clamp_min(FLOOR).scatter(-1, top.indices, 0.0)
+    rest, cap = 1 - confidence, confidence * _STRICTLY
+    order = others.sort(dim=-1, descending=True)
+    taken = torch.arange(classes, dtype=probs.dtype, device=probs.device)  # so many are at the cap
+    tail = order.values.flip(-1).cumsum(dim=-1).flip(-1)  # smallest first: nothing cancels
+    factor = ((rest - taken * cap) / tail.clamp_min(FLOOR * FLOOR)).clamp_min(0.0)
+    fits = (factor * order.values <= cap) & (rest - taken * cap >= 0)
+    first = fits.double().argmax(dim=-1, keepdim=True)
+    shared = torch.minimum(others * factor.gather(-1, first), cap)
+    capped = order.indices.argsort(dim=-1) < first
+    new = torch.where(capped, cap.expand_as(shared), shared).scatter(-1, top.indices, confidence)
+    return new.clamp_min(FLOOR * FLOOR).log()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return number_to_json(value)
+    return list(value) if isinstance(value, tuple) else value

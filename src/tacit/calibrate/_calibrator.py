@@ -1,0 +1,211 @@
+"""The calibrator: it asks the sources, searches, and returns a calibrated classifier. It sees noisy sums only.
+
+Sources may be of different sizes without anybody learning them. They release sums, not means, and sums of sums are
+what every search needs: the temperature at which a total gap is zero does not depend on how many samples are in it.
+Where a denominator is needed (the signed gap's noise relative to its signal, intervals), it is the published sizes, or
+a noisy count that is charged like any other question.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from tacit.calibrate._calibrated import Result
+from tacit.calibrate._intervals import bracket, ece_interval
+from tacit.calibrate._methods import AccT, HistogramBinning, Method, Nothing, OneSource, Setting, SignedGap
+from tacit.calibrate._queries import Price
+from tacit.calibrate._search import Ask, Outcome, drive
+from tacit.calibrate._simulation import Forecast, forecast
+from tacit.calibrate._source import Source, Terms
+from tacit.calibrate._statistics import BinGaps, Count, Gap, Noise
+from tacit.calibrate._transport import Asker, CalibrationError, InProcess, Transport
+from tacit.privacy import Budget
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What will be asked and paid, decided from public quantities before anything is asked."""
+
+    setting: Setting
+    queries: int
+    price: Price | None
+    go: bool
+    reason: str
+    forecast: Forecast | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibrator:
+    """Asks every source for the same statistics, at ``budget`` in all from each.
+
+        result = Calibrator(budget=Budget(1.0, 0.0)).run(sources)
+        honest = result.wrap(model)
+
+    ``cautious``: where the sources publish their sizes and the forecast is that the noise would do more harm than a
+    miscalibration of ``expected``, nothing is asked and T stays 1. ``check``: one more question, at the same price,
+    measures the calibration error that is left. ``quorum``: the share of sources that must answer every question.
+
+    Formal guarantee: each source keeps its own promise (``Source.answer``), also against a calibrator and other sources
+    that collude; what is made of the answers is post-processing. A person who is in several sources is charged at each.
+    """
+
+    budget: Budget
+    method: Method = field(default_factory=SignedGap)
+    noise: Noise | None = None
+    cautious: bool = True
+    expected: float = 0.05
+    check: bool = False
+    quorum: float = 1.0
+    level: float = 0.95
+
+    def __post_init__(self) -> None:
+        if not 0 < self.quorum <= 1 or not 0 < self.level < 1:
+            raise ValueError("The quorum is a share above 0 and at most 1, the level lies between 0 and 1.")
+        if self.check and isinstance(self.method, HistogramBinning | Nothing | OneSource):
+            raise ValueError(f"The check measures a temperature that was asked for; {self.method.name} has none.")
+
+    def plan(self, terms: Sequence[Terms], *, resume: bool = False) -> Plan:
+        """What will be asked; raises ``CalibrationError`` if the sources cannot be asked it. Costs nothing.
+
+        ``resume``: some of it may have been answered and paid already, so what sources have left is not looked at.
+        """
+        if not terms:
+            raise CalibrationError("There are no sources to ask.")
+        names = [one.source for one in terms]
+        if len(set(names)) < len(names):
+            raise CalibrationError("Two sources have the same name: answers are told apart by it.")
+        for what in ("unit", "neighbours", "classes", "noise"):
+            found = {str(getattr(one, what)) for one in terms}
+            if len(found) > 1:
+                raise CalibrationError(f"The sources disagree on {what}: {', '.join(sorted(found))}.")
+        noise: Noise = self.noise or ("laplace" if self.budget.pure else "gaussian")
+        if noise != terms[0].noise:
+            raise CalibrationError(f"The sources answer with {terms[0].noise} noise, and {noise} is asked for.")
+        sizes = [one.size for one in terms]
+        known = sum(size for size in sizes if size is not None) if None not in sizes else None
+        setting = Setting(
+            sources=len(terms),
+            samples=known,
+            budget=self.budget,
+            noise=noise,
+            neighbours=terms[0].neighbours,
+            extra=int(self.check),
+            level=self.level,
+        )
+        if isinstance(self.method, Nothing | OneSource):
+            return Plan(setting=setting, queries=0, price=None, go=True, reason="Nothing is asked.")
+        price = setting.price(self.method.queries(setting))
+        queries = self.method.queries(setting) + setting.extra
+        poor = [one.source for one in terms if not one.affords(price, queries)]
+        if not resume and len(terms) - len(poor) < self._needed(len(terms)):
+            raise CalibrationError(
+                f"{poor[0]} cannot afford {queries} answers for {self.budget} in all "
+                f"({len(poor)} of {len(terms)} sources cannot). Nothing was charged."
+            )
+        if not self.cautious or known is None:
+            return Plan(setting=setting, queries=queries, price=price, go=True, reason="")
+        expect = forecast(self.method, setting, expected=self.expected)
+        reason = ""
+        if not expect.worth:
+            reason = (
+                f"This budget is too small for this much data: a calibration error of {expect.before:.3f} would become "
+                f"{expect.after:.3f}. T stays 1; nothing was asked or charged."
+            )
+        return Plan(setting=setting, queries=queries, price=price, go=expect.worth, reason=reason, forecast=expect)
+
+    def run(self, sources: Sequence[Source] | Transport, *, run_id: str | None = None) -> Result:
+        """Ask, search, and return what was found.
+
+        A ``run_id`` names the run: after an interruption, the same run goes on with the answers that were given, free
+        of charge, and asks what was not asked yet.
+        """
+        transport = sources if isinstance(sources, Transport) else InProcess(sources)
+        terms = list(transport.terms())
+        plan = self.plan(terms, resume=run_id is not None)
+        base = Result(
+            method=self.method.name,
+            neighbours=terms[0].neighbours.value,
+            unit=terms[0].unit,
+            sources=len(terms),
+            noise=plan.setting.noise,
+            private=self.budget.private,
+        )
+        if isinstance(self.method, OneSource):
+            return self._one_source(transport, plan, base)
+        if not plan.go or plan.price is None:
+            return replace(base, notes=(plan.reason,) if plan.reason else ())
+        asker = Asker(transport, terms, plan.price, self._needed(len(terms)), run_id or uuid.uuid4().hex)
+        outcome = drive(self.method.search(plan.setting), asker.ask)
+        result = replace(
+            base,
+            temperature=float(outcome.temperature[0]),
+            confidences=None if outcome.confidences is None else tuple(outcome.confidences[0].tolist()),
+            interval=self._interval(outcome, plan),
+            queries=plan.queries,
+            epsilon=self.budget.epsilon,
+            delta=self.budget.delta if plan.setting.noise == "gaussian" else 0.0,
+        )
+        if self.check:
+            result = replace(result, ece_interval=self._left_over(asker, result, outcome, plan.setting, plan.price))
+        if asker.lost:  # the noise of fewer sources, scaled up, is not what the intervals were computed for
+            result = replace(result, interval=None, ece_interval=None)
+        notes = asker.notes + self._notes(outcome)
+        private = self.budget.private and not asker.seeded
+        return replace(result, private=private, seeded=asker.seeded, notes=tuple(notes), queries=asker.asked)
+
+    def _needed(self, sources: int) -> int:
+        return max(1, math.ceil(self.quorum * sources - 1e-9))
+
+    def _interval(self, outcome: Outcome, plan: Plan) -> tuple[float, float] | None:
+        if outcome.low is not None and outcome.high is not None:
+            return float(outcome.low[0]), float(outcome.high[0])
+        if not isinstance(self.method, AccT) or plan.price is None:
+            return None
+        setting = plan.setting
+        low, high = bracket(
+            outcome.asked,
+            noise=setting.noise,
+            scale=plan.price.scale(Gap(), setting.neighbours),
+            sources=setting.sources,
+            low=self.method.low,
+            high=self.method.high,
+            level=setting.level,
+        )
+        return float(low[0]), float(high[0])
+
+    def _left_over(
+        self, asker: Asker, result: Result, outcome: Outcome, setting: Setting, price: Price
+    ) -> tuple[float, float] | None:
+        """One more question, at the temperature found: the gaps of the bins."""
+        temperature = torch.tensor([result.temperature], dtype=torch.float64)
+        totals = asker.ask(Ask(statistic=BinGaps(), temperatures=temperature))
+        counted = [float(t[0, 0]) for ask, t in outcome.asked if isinstance(ask.statistic, Count)]
+        samples = setting.samples or (counted[0] if counted else None)
+        if not samples or samples < 1:
+            return None
+        return ece_interval(
+            totals[0],
+            noise=setting.noise,
+            scale=price.scale(BinGaps(), setting.neighbours),
+            sources=setting.sources,
+            samples=samples,
+            z=setting.z,
+        )
+
+    def _notes(self, outcome: Outcome) -> list[str]:
+        if outcome.edge is not None and bool(outcome.edge[0]):
+            return ["The temperature is at an end of the range that was searched."]
+        return []
+
+    def _one_source(self, transport: Transport, plan: Plan, base: Result) -> Result:
+        if not isinstance(transport, InProcess):
+            raise CalibrationError("One source calibrates for itself: run it there, with that source alone.")
+        source = transport.sources[0]
+        outcome = drive(self.method.search(plan.setting), source.exactly)
+        note = f"Found without noise at {source.name}, for use there."
+        return replace(base, temperature=float(outcome.temperature[0]), sources=1, private=False, notes=(note,))

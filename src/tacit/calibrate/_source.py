@@ -1,0 +1,273 @@
+"""A source: a hospital, say, that holds private outputs and labels, its own ledger and its own budget.
+
+It needs to trust nobody. It answers a query with noise that it derives itself, refuses what it cannot afford, and gives
+the same question the same answer.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit._refusals import attempt
+from tacit.calibrate._answers import Refused, book_of
+from tacit.calibrate._outputs import Outputs
+from tacit.calibrate._queries import NOISES, Answer, Price, Query
+from tacit.calibrate._search import Ask
+from tacit.calibrate._statistics import Noise
+from tacit.calibrate._wire import checked, make, number_from_json, number_to_json
+from tacit.data._grouped import distinct
+from tacit.data._records import Rows
+from tacit.finetune._reading import in_place
+from tacit.gradients._batches import filled
+from tacit.privacy import Budget, Guarantee, Ledger, LedgerError, Neighbours, Unit, mechanisms
+from tacit.privacy._budget import mu_of_pure
+
+_UNREADABLE = (
+    "The classifier cannot be run on these batches. Nothing was charged. Details may tell of rows: curator.error "
+    "is told."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What everybody may know about a source before asking it anything. ``size`` is public, or None."""
+
+    source: str
+    unit: str
+    neighbours: Neighbours
+    noise: Noise
+    epsilon: float
+    delta: float
+    mode: str  # how its ledger composes
+    left: float  # what the ledger has left: epsilon in the pure mode, mu in the gaussian one
+    classes: int
+    size: int | None = None
+    durable: bool = True
+    grouped: bool = False  # whether the rows of a unit were put together; if not, one row per unit is assumed
+
+    def __post_init__(self) -> None:
+        whole = [self.classes] + ([] if self.size is None else [self.size])
+        if not all(isinstance(n, int) and n >= 0 for n in whole) or self.noise not in NOISES:
+            raise ValueError("The terms of a source state whole numbers of classes and units, and a kind of noise.")
+        if not all(isinstance(n, int | float) and n >= 0 for n in (self.epsilon, self.delta, self.left)):
+            raise ValueError("The terms of a source state its budget, and what is left of it, as numbers.")
+
+    def affords(self, price: Price, times: int) -> bool:
+        """Whether so many answers at this price would be charged; in modes that cannot be foreseen, yes."""
+        if self.mode == "pure":
+            return times * price.amount <= self.left * (1 + 1e-9)
+        if self.mode == "gaussian":
+            mu = price.amount if price.noise == "gaussian" else mu_of_pure(price.amount)
+            return times * mu**2 <= self.left**2 * (1 + 1e-9)
+        return True
+
+    def to_json(self) -> dict[str, Any]:
+        numbers = {name: number_to_json(getattr(self, name)) for name in ("epsilon", "left")}
+        return asdict(self) | {"neighbours": self.neighbours.value} | numbers
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Terms:
+        known = checked(cls, data)
+        numbers = {name: number_from_json(known.get(name)) for name in ("epsilon", "left")}
+        return make(cls, {**known, **numbers, "neighbours": Neighbours(str(known.get("neighbours")))})
+
+
+class Source:
+    """Private outputs and labels behind a ledger; ``answer`` is the only way out.
+
+        clinic = Source("clinic-a", logits=logits, labels=labels, budget=Budget(1.0, 0.0), ledger=Ledger("clinic.db"))
+        clinic.answer(Query(id="q1", statistic=Gap(temperature=1.5), price=Price(noise="laplace", amount=0.2)))
+
+    ``noise`` is Laplace for a pure budget and Gaussian otherwise, unless given. A row is a "sample"; with ``unit_ids``,
+    one integer or string per row, all rows with the same id are one unit, which ``unit`` names ("patient") and which
+    counts by the mean of its rows. A ``unit`` without ids is refused. ``units`` is an earlier name of ``unit_ids``, and
+    warns. ``size`` is what the source publishes as its number of units:
+    nothing by default, since under add-remove that number is private; under replace-one it is public by definition
+    and stated by default. Without a ledger the source keeps one in memory, which does not survive the process.
+    ``seed`` makes the noise reproducible and everything "seeded: not private".
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        logits: Any = None,
+        probs: Any = None,
+        labels: Any,
+        budget: Budget,
+        ledger: Ledger | None = None,
+        subject: str | None = None,
+        unit: Unit | str | None = None,
+        unit_ids: Any = None,
+        neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
+        noise: Noise | None = None,
+        units: Any = None,
+        size: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if units is not None:
+            if unit_ids is not None:
+                raise ValueError("Say unit_ids= alone: units= is its earlier name.")
+            warnings.warn("units= is now called unit_ids=.", DeprecationWarning, stacklevel=2)
+            unit_ids = units
+        self.name, self.budget = name, budget
+        self.unit, self.neighbours = _unit(unit, grouped=unit_ids is not None), Neighbours(neighbours)
+        self.noise: Noise = noise or ("laplace" if budget.pure else "gaussian")
+        if self.noise not in NOISES:
+            raise ValueError(f"The noise is one of {', '.join(NOISES)}; got {noise!r}.")
+        if self.noise == "gaussian" and budget.pure:
+            raise ValueError("Gaussian noise needs a budget with delta above 0; pure epsilon takes Laplace noise.")
+        self._outputs = Outputs.of(logits=logits, probs=probs, labels=labels)
+        self._units = None if unit_ids is None else distinct(unit_ids, len(self._outputs))[1]
+        if size is not None and (not isinstance(size, int) or size < 0):
+            raise ValueError(f"The published size is a whole number; got {size!r}.")
+        if size is None and self.neighbours is Neighbours.REPLACE_ONE:
+            size = len(self._outputs) if self._units is None else len(torch.unique(self._units))
+        self.size, self.seed = size, seed
+        self.ledger = ledger if ledger is not None else Ledger("sqlite://")
+        self.subject = subject or name
+        self._mode = self._declare()
+        self._book = book_of(self.ledger)
+
+    @classmethod
+    def from_model(
+        cls, name: str, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], **options: Any
+    ) -> Source:
+        """A source from a classifier and the batches of (inputs, labels) that it is run on, once, here.
+
+        A row on which the classifier raises has logits that are not finite, and contributes zero to everything; it
+        keeps its place in its batch, and nobody else's logits depend on it. `curator.error`, if it is given, is told.
+        """
+        curator = options.pop("curator", None)
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                pairs = attempt(_pairs, model, batches, curator, sentence=_UNREADABLE, curator=curator)
+        finally:
+            model.train(was_training)
+        if not pairs:
+            raise ValueError("There are no batches: an empty source is made from logits of shape (0, classes).")
+        logits, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        return cls(name, logits=logits, labels=labels, **options)
+
+    def _declare(self) -> str:
+        """The subject's mode; a subject that another stage declared is shared if its promise is the same."""
+        try:
+            subject = self.ledger.subject(self.subject, self.budget, unit=self.unit, neighbours=self.neighbours)
+        except LedgerError:
+            promise = (self.budget, self.unit, self.neighbours)
+            for known in self.ledger.subjects():
+                terms = known.terms
+                if known.name == self.subject and (terms.budget, terms.unit, terms.neighbours) == promise:
+                    return str(terms.mode)
+            raise
+        return str(subject.terms.mode)
+
+    @property
+    def terms(self) -> Terms:
+        """What may be known before asking: it depends on declarations and charges, not on the data."""
+        left = self.ledger.remaining(self.subject)
+        return Terms(
+            source=self.name,
+            unit=str(self.unit),
+            neighbours=self.neighbours,
+            noise=self.noise,
+            epsilon=self.budget.epsilon,
+            delta=self.budget.delta,
+            mode=self._mode,
+            left=left.epsilon if left.mu is None else left.mu,
+            classes=self._outputs.classes,
+            size=self.size,
+            durable=self.ledger.durable,
+            grouped=self._units is not None,
+        )
+
+    @property
+    def spent(self) -> Guarantee:
+        return self.ledger.spent(self.subject)
+
+    def answer(self, query: Query) -> Answer:
+        """The statistic with noise. Charged before it is computed, kept before it leaves, the same when asked again.
+
+        Raises ``Refused`` or ``BudgetExceeded`` (nothing charged).
+
+        Formal guarantee: for the source's unit and relation (where a unit that takes another's place brings an id that
+        nobody else has), the answer is a Laplace or Gaussian release at the
+        query's price: the sum moves by at most the sensitivity that the statistic's type gives (``statistics``), the
+        noise is that times 1 / price, and the price is on the ledger before any noise is drawn. All answers together
+        stay within the budget, however the questions depended on earlier answers (the ledger's filter). Whether a
+        question is refused depends on what was asked and charged before, never on the data.
+        """
+        if not isinstance(query, Query):
+            raise Refused(f"A source answers a Query; got {type(query).__name__}.")
+        if query.price.noise != self.noise:
+            raise Refused(f"{self.name} answers with {self.noise} noise, not {query.price.noise}. Nothing was charged.")
+        known = self._book.begin(self.subject, query)
+        if known is not None:
+            return known
+        statistic = query.statistic
+        try:
+            receipt = self.ledger.charge(
+                self.subject,
+                query.price.event(self.neighbours),
+                stage="calibrate",
+                note=f"{statistic.kind}, query {query.id}",
+                seed=self.seed,
+            )
+        except (LedgerError, ValueError):  # both say that nothing was charged
+            self._book.abandon(self.subject, query)
+            raise
+        total = statistic.sum(self._outputs, self._units)
+        release = mechanisms.laplace if self.noise == "laplace" else mechanisms.gaussian_query
+        answer = Answer(
+            query=query.id,
+            source=self.name,
+            values=tuple(release(total, receipt).tolist()),
+            scale=query.price.scale(statistic, self.neighbours),
+            receipt=receipt.id,
+            head=receipt.head,
+            seeded=receipt.seeded,
+        )
+        self._book.finish(self.subject, query, answer)
+        return answer
+
+    def exactly(self, asked: Ask) -> Tensor:
+        """The statistic without noise, for the curator's own use: what is made of it is not private if shared."""
+        total = asked.statistic.at(float(asked.temperatures[0])).sum(self._outputs, self._units)
+        return torch.tensor([total.total], dtype=torch.float64) * total.grid
+
+    def __repr__(self) -> str:
+        return f"Source({self.name!r}, {self.budget}, {self.noise}, unit {self.unit}, {self.neighbours.value})"
+
+
+def _unit(unit: Unit | str | None, *, grouped: bool) -> Unit:
+    """What a unit is, as far as the rows say whose they are."""
+    named = Unit.SAMPLE if unit is None else Unit(unit)
+    if named != Unit.SAMPLE and not grouped:
+        raise ValueError(
+            f"unit={str(named)!r} needs to know whose each row is: give unit_ids, one integer or string per row (all "
+            "of them different, if everybody has one row)."
+        )
+    if named == Unit.SAMPLE and grouped:
+        raise ValueError("Rows have owners, so a unit is more than a sample: say what with unit=, such as 'patient'.")
+    return named
+
+
+def _pairs(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], curator: object) -> list[tuple[Tensor, Tensor]]:
+    def logits(rows: Rows, mute: Tensor | None) -> Tensor:
+        found: Tensor = model(filled(rows.inputs, len(rows.labels)))[: len(rows.labels)].detach().cpu()
+        return found if mute is None else found.masked_fill(mute.cpu()[:, None], math.nan)
+
+    found = []
+    for inputs, labels in batches:
+        rows = Rows(inputs, labels, torch.arange(len(labels), device=inputs.device))
+        found.append((in_place(logits, rows, None, curator), labels.cpu()))
+    return found

@@ -1,0 +1,143 @@
+"""The side of a source: a Flower ClientApp that answers from its own data and its own ledger.
+
+Flower may run every message in a process of its own, so nothing is kept in memory between two: the ledger and the
+answers beside it are files, and a source whose ledger would not survive is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from tacit.calibrate._answers import Refused
+from tacit.calibrate._files import read_outputs, read_unit_ids
+from tacit.calibrate._queries import Query
+from tacit.calibrate._source import Source
+from tacit.calibrate._statistics import Noise
+from tacit.calibrate._wire import make
+from tacit.calibrate.federated._messages import content, value_of
+from tacit.privacy import Budget, BudgetExceeded, Ledger, LedgerError
+
+_log = logging.getLogger("tacit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSettings:
+    """What ``flower-supernode --node-config`` says about a source; dashes and underscores are the same there."""
+
+    name: str
+    epsilon: float
+    ledger: str  # a file, or a URL; it outlives every process
+    delta: float = 0.0
+    logits: str = ""  # a file of one of the two kinds
+    probs: str = ""
+    labels: str = ""  # a file of its own, if need be
+    key: str = ""
+    labels_key: str = ""
+    unit: str = ""  # "sample", unless unit_ids are named
+    unit_ids: str = ""  # the array or column of the outputs' file that says whose each row is
+    neighbours: str = "add-remove"
+    noise: Noise | None = None
+    size: int | None = None  # what is published; nothing by default
+    seed: int | None = None  # for tests: "seeded: not private"
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> SourceSettings:
+        return make(cls, {key.replace("-", "_"): value for key, value in config.items()})
+
+    def source(self) -> Source:
+        if bool(self.logits) == bool(self.probs):
+            raise ValueError("A source names its outputs as logits=FILE or as probs=FILE: one of the two.")
+        outputs, labels = read_outputs(
+            self.logits or self.probs,
+            "logits" if self.logits else "probs",
+            key=self.key or None,
+            labels=self.labels or None,
+            labels_key=self.labels_key or None,
+            unit_ids=self.unit_ids or None,
+        )
+        ids = read_unit_ids(self.logits or self.probs, self.unit_ids) if self.unit_ids else None
+        return Source(
+            self.name,
+            logits=outputs if self.logits else None,
+            probs=outputs if self.probs else None,
+            labels=labels,
+            budget=Budget(float(self.epsilon), float(self.delta)),
+            ledger=Ledger(self.ledger),
+            unit=self.unit or None,
+            unit_ids=ids,
+            neighbours=self.neighbours,
+            noise=self.noise,
+            size=self.size,
+            seed=self.seed,
+        )
+
+
+def client_app(source_of: Callable[[Context], Source] | None = None) -> ClientApp:
+    """An app that answers for the source that ``source_of`` makes, by default from the node's settings.
+
+    Whatever goes wrong, only a fixed code leaves: an exception's text would reach the server.
+    """
+    make_source = source_of or (lambda context: SourceSettings.of(context.node_config).source())
+    app = ClientApp()
+
+    @app.query("terms")
+    def terms(message: Message, context: Context) -> Message:
+        return _reply(message, lambda: {"terms": _source(make_source, context).terms.to_json()})
+
+    @app.query("answer")
+    def answer(message: Message, context: Context) -> Message:
+        return _reply(message, lambda: _answer(message, lambda: _source(make_source, context)))
+
+    return app
+
+
+class _Code(Exception):
+    """Ends a reply with a refusal's code."""
+
+
+def _source(make_source: Callable[[Context], Source], context: Context) -> Source:
+    try:
+        source = make_source(context)
+    except ValueError as error:
+        _log.error("This source cannot be asked: %s", error)  # stays on this machine
+        raise _Code("settings") from None
+    if not source.ledger.durable:
+        raise _Code("ledger")
+    return source
+
+
+def _answer(message: Message, source: Callable[[], Source]) -> dict[str, Any]:
+    try:
+        query = Query.from_json((value_of(message) or {})["query"])
+    except (ValueError, TypeError, KeyError):
+        raise _Code("unreadable") from None
+    return {"answer": source().answer(query).to_json()}
+
+
+def _reply(message: Message, work: Callable[[], dict[str, Any]]) -> Message:
+    try:
+        told = work()
+    except Exception as error:
+        code = _code(error)
+        _log.error("No answer was given (%s: %s).", code, type(error).__name__)
+        told = {"refused": code}
+    return Message(content(told), reply_to=message)
+
+
+def _code(error: Exception) -> str:
+    if isinstance(error, _Code):
+        return str(error)
+    if isinstance(error, BudgetExceeded):
+        return "budget"
+    if isinstance(error, Refused):
+        return "refused"
+    return "ledger" if isinstance(error, LedgerError) else "failed"
+
+
+app = client_app()

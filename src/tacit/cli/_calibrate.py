@@ -1,0 +1,186 @@
+"""`tacit calibrate`: outputs on disk, dealt to sources, recalibrated through the private protocol, and evaluated."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from tacit.cli._output import AsJson, console, print_json
+
+if TYPE_CHECKING:
+    from tacit.calibrate import Calibrator, Method, Result
+    from tacit.calibrate._partition import Deal
+
+METHOD = "signed-gap"
+
+
+def calibrate(
+    sources: Annotated[int, typer.Option(help="How many sources there are.")],
+    samples: Annotated[int, typer.Option(help="How many samples each of them gets; no sample goes to two.")],
+    epsilon: Annotated[float, typer.Option(help="What each source may spend in all.")],
+    logits: Annotated[Path | None, typer.Option(help="Logits: .npz, .npy, .safetensors or .csv.")] = None,
+    probs: Annotated[Path | None, typer.Option(help="Or probabilities: each row sums to 1.")] = None,
+    labels: Annotated[Path | None, typer.Option(help="Labels, if they are in a file of their own.")] = None,
+    key: Annotated[str | None, typer.Option(help="The name of the outputs in their file.")] = None,
+    labels_key: Annotated[str | None, typer.Option(help="The name of the labels in their file.")] = None,
+    delta: Annotated[float, typer.Option(help="With epsilon; 0 is pure epsilon.")] = 0.0,
+    noise: Annotated[str | None, typer.Option(help="laplace (delta 0) or gaussian (delta above 0).")] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="signed-gap, acc-t, nll-t, ece-t, histogram, one-source, nothing.", show_default=METHOD),
+    ] = None,
+    iterations: Annotated[int | None, typer.Option(help="K of a golden-section search: it asks K + 1 times.")] = None,
+    bins: Annotated[int | None, typer.Option(help="Bins of ece-t and histogram.")] = None,
+    low: Annotated[float | None, typer.Option(help="The lowest temperature searched.")] = None,
+    high: Annotated[float | None, typer.Option(help="The highest temperature searched.")] = None,
+    neighbours: Annotated[str, typer.Option(help="add-remove or replace-one.")] = "add-remove",
+    unit: Annotated[
+        str | None, typer.Option(help="Whom it protects: patient, user, with --unit-ids.", show_default="sample")
+    ] = None,
+    unit_ids: Annotated[
+        str | None, typer.Option(help="The array or column of the outputs' file that says whose each row is.")
+    ] = None,
+    cautious: Annotated[
+        bool | None,
+        typer.Option(help="Keep T = 1 where the budget is too small; by default unless a method is named."),
+    ] = None,
+    ledgers: Annotated[Path | None, typer.Option(help="A folder for the sources' ledgers; in memory without.")] = None,
+    run_id: Annotated[str | None, typer.Option(help="A name under which an interrupted run goes on.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the split, never of the noise.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Recalibrate a classifier whose outputs are on disk, as if its samples were those of many private sources.
+
+    The samples that no source gets are declared public: the calibration error is measured on them, exactly.
+    """
+    from tacit.calibrate import CalibrationError, Calibrator
+    from tacit.calibrate._files import read_outputs, read_unit_ids
+    from tacit.calibrate._partition import deal
+    from tacit.privacy import Budget
+
+    budget = Budget(epsilon, delta)
+    kind = _noise(noise, budget.pure)
+    chosen = _method(method or METHOD, {"iterations": iterations, "bins": bins, "low": low, "high": high})
+    path = logits or probs
+    if path is None or (logits is not None and probs is not None):
+        raise ValueError("Give the classifier's outputs as --logits FILE or as --probs FILE: one of the two.")
+    form: Any = "probs" if logits is None else "logits"
+    outputs, classes = read_outputs(path, form, key=key, labels=labels, labels_key=labels_key, unit_ids=unit_ids)
+    whose = None if unit_ids is None else read_unit_ids(path, unit_ids)
+    calibrator = Calibrator(
+        budget=budget, method=chosen, noise=kind, cautious=method is None if cautious is None else cautious
+    )
+    try:
+        dealt = deal(
+            **{form: outputs},
+            labels=classes,
+            sources=sources,
+            samples=samples,
+            budget=budget,
+            noise=kind,
+            neighbours=neighbours,
+            unit=unit,
+            unit_ids=whose,
+            ledgers=ledgers,
+            seed=seed,
+        )
+        result = calibrator.run(dealt.sources, run_id=run_id)
+    except (CalibrationError, ValueError) as error:
+        raise ValueError(_as_options(str(error))) from None
+    facts = _facts(calibrator, dealt, result, samples)
+    if as_json:
+        print_json(facts)
+    else:
+        _show(facts, result)
+
+
+def _as_options(text: str) -> str:
+    """An error's words with the names that the command line has."""
+    names = {"probs=": "--probs", "logits=": "--logits", "unit=": "--unit ", "give unit_ids": "give --unit-ids"}
+    for argument, option in names.items():
+        text = text.replace(argument, option)
+    return text
+
+
+def _noise(noise: str | None, pure: bool) -> Any:
+    if noise not in (None, "laplace", "gaussian"):
+        raise ValueError(f"The noise is laplace or gaussian; got {noise!r}.")
+    if noise == "laplace" and not pure:
+        raise ValueError("Laplace noise gives pure epsilon: leave --delta out, or take gaussian noise.")
+    if noise == "gaussian" and pure:
+        raise ValueError("Gaussian noise needs a --delta above 0; pure epsilon takes laplace noise.")
+    return noise or ("laplace" if pure else "gaussian")
+
+
+def _method(name: str, options: dict[str, Any]) -> Method:
+    from tacit.calibrate import METHODS
+    from tacit.recipes import nearest
+
+    if name not in METHODS:
+        raise ValueError(f"There is no method {name!r}{nearest(name, METHODS, 'methods')}")
+    given = {option: value for option, value in options.items() if value is not None}
+    known = {field.name for field in fields(METHODS[name])}
+    for option in given:
+        if option not in known:
+            raise ValueError(f"The method {name} has no option --{option}.")
+    return METHODS[name](**given)
+
+
+def _facts(calibrator: Calibrator, dealt: Deal, result: Result, samples: int) -> dict[str, Any]:
+    """Everything here was released on receipts or is about samples declared public."""
+    before, after = dealt.evaluate(result)
+    spent = dealt.sources[0].spent
+    return result.to_json() | {
+        "ece_before": before,
+        "ece_after": after,
+        "samples": samples,
+        "evaluated_on": len(dealt.labels),
+        "evaluated": "on the samples given to no source, declared public for this evaluation",
+        "durable": dealt.sources[0].ledger.durable,
+        "guarantee": str(spent) if result.queries else _nothing_spent(result),
+        "notes": [*result.notes, *_warning(calibrator, dealt, result)],
+    }
+
+
+def _nothing_spent(result: Result) -> str:
+    return "Nothing was released." if result.private else "Found without noise: not private if shared."
+
+
+def _warning(calibrator: Calibrator, dealt: Deal, result: Result) -> list[str]:
+    """What a cautious run would have said before it spent anything."""
+    if calibrator.cautious or not result.queries or not calibrator.budget.private:
+        return []
+    from tacit.calibrate import forecast
+
+    plan = calibrator.plan([source.terms for source in dealt.sources], resume=True)
+    expect = forecast(calibrator.method, plan.setting, expected=calibrator.expected)
+    if expect.worth:
+        return []
+    return [
+        "This budget is small for this much data: by the forecast, a calibration error of "
+        f"{expect.before:.3f} would become {expect.after:.3f}. With --cautious nothing would have been asked."
+    ]
+
+
+def _show(facts: dict[str, Any], result: Result) -> None:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    what = f"[bold]{result.temperature:.3f}[/bold]"
+    if result.interval is not None:
+        what += f" (between {result.interval[0]:.3f} and {result.interval[1]:.3f})"
+    if result.confidences is None:
+        table.add_row("temperature", what)
+    else:
+        table.add_row("confidences", " ".join(f"{value:.2f}" for value in result.confidences))
+    table.add_row("calibration error", f"{facts['ece_before']:.4f} before, [bold]{facts['ece_after']:.4f}[/bold] after")
+    table.add_row("", f"on {facts['evaluated_on']:,} samples given to no source, declared public for this evaluation")
+    table.add_row("asked", f"{result.queries} times, of {result.sources} sources with {facts['samples']} samples each")
+    table.add_row("each source promises", facts["guarantee"])
+    if not facts["durable"] and result.queries:
+        table.add_row("", "The ledgers were in memory: the next run does not know of this one (--ledgers FOLDER).")
+    for note in facts["notes"]:
+        table.add_row("note", note)
+    console().print(table)

@@ -1,0 +1,5 @@
+"""Streams of shifted pictures: who comes when, under which shift. Described as data, made when asked for."""
+
+from tacit.data.streams._streams import CLEAN, Batch, Setting, Stream, corrupted
+
+__all__ = ["Batch", "CLEAN", "Setting", "Stream", "corrupted"]

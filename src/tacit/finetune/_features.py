@@ -1,0 +1,172 @@
+"""Linear probing without running the backbone twice: features are computed once and cached.
+
+Features are as private as the rows they come from. They stay in memory, or in a file that only their owner can read
+and that is gone when the run ends.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tacit._refusals import Refusal
+from tacit.data._records import Rows
+from tacit.data._tensor_records import Table
+from tacit.finetune._predictions import rows_that_fit, to_look_at
+from tacit.finetune._reading import Reader, in_place, likeness
+from tacit.finetune._tasks import outputs_of
+from tacit.models import blocks_of, head_of
+
+Layers = Literal["last", "all"]
+LARGE = 2**30  # bytes of features beyond which they are kept in a file
+
+
+class Backbone(nn.Module):
+    """A model up to its head: what comes into the head ("last"), or the mean output of every block as well ("all")."""
+
+    def __init__(self, model: nn.Module, layers: Layers = "last") -> None:
+        super().__init__()
+        if layers not in ("last", "all"):
+            raise ValueError(f"Features are of the last layer or of all: 'last' or 'all', not {layers!r}.")
+        self.model = model
+        self.layers = layers
+
+    def forward(self, inputs: Any) -> Tensor:
+        return self.both(inputs)[0]
+
+    def both(self, inputs: Any) -> tuple[Tensor, Tensor]:
+        """Features and the model's own output."""
+        seen: list[Tensor] = []
+        hooks = []
+        if self.layers == "all":
+            blocks = [block for _, block in blocks_of(self.model)]
+            hooks = [block.register_forward_hook(lambda _, __, out: seen.append(_pooled(out))) for block in blocks]
+        hooks.append(head_of(self.model)[1].register_forward_pre_hook(lambda _, args: seen.append(args[0])))
+        try:
+            out = outputs_of(self.model, inputs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return (torch.cat(seen, 1) if self.layers == "all" else seen[-1]), out
+
+
+class Probe(nn.Module):
+    """A backbone and a linear head on all its features."""
+
+    def __init__(self, backbone: Backbone, head: nn.Linear) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+
+    def forward(self, inputs: Any) -> Tensor:
+        return self.head(self.backbone(inputs))  # type: ignore[no-any-return]
+
+
+@contextmanager
+def cached(backbone: Backbone, records: Table, curator: object = None) -> Iterator[Table]:
+    """The same records with features in place of their inputs; `backbone` runs over each row once."""
+    with tempfile.TemporaryDirectory(prefix="tacit-features-") as folder:  # 0700: nobody else can look
+        features = extract(backbone, records, Path(folder) / "features", curator)
+        yield records.with_inputs(features)
+
+
+def extract(backbone: Backbone, records: Table, path: Path | None = None, curator: object = None) -> Tensor:
+    """Features of every row, in order; beyond a gigabyte memory-mapped from `path`.
+
+    Formal guarantee: a row that cannot be read, is of another kind than the others, or makes the backbone raise has
+    features that are NaN, so that its unit adds zero to every sum; it keeps its place, and nobody else's features
+    depend on it.
+    """
+    rows = _EachRow(records)
+    like = likeness(rows, training=False, curator=curator)
+    device = next(backbone.parameters()).device
+    reader = Reader(rows, like, device, curator=curator)
+    out: Tensor | None = None
+
+    def features(shown: Rows, mute: Tensor | None) -> Tensor:
+        found: Tensor = backbone(shown.inputs).cpu()
+        return found if mute is None else found.masked_fill(mute.cpu().view(-1, *[1] * (found.dim() - 1)), math.nan)
+
+    with torch.no_grad():
+        for places in to_look_at(rows.sizes, len(rows), rows_that_fit(like)):
+            found = in_place(features, *reader(places, None), curator)
+            if out is None:
+                out = _space((len(rows), *found.shape[1:]), found.dtype, path)
+            out[places] = found
+    if out is None:
+        raise Refusal("There are no rows to extract features from.")
+    return out
+
+
+class _EachRow:
+    """Every row of a table as a unit of its own."""
+
+    unit, chances, most_rows = "row", 0, 1
+    scored_by: Literal["row", "unit"] = "row"
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self.sizes: Tensor | None = getattr(table, "row_sizes", None)
+
+    def __len__(self) -> int:
+        return len(self._table.labels())
+
+    def labels(self) -> Tensor:
+        return torch.zeros(len(self), dtype=torch.long)
+
+    def rows(self, units: Tensor, chances: Tensor | None) -> Rows:
+        del chances
+        places = torch.arange(len(units))
+        return Rows(self._table.read(units), torch.zeros_like(places), places)
+
+    def blank(self, size: int | None = None) -> Rows:
+        found: Rows = self._table.blank(size)  # type: ignore[attr-defined]
+        return found._replace(labels=torch.zeros(1, dtype=torch.long))
+
+    def fingerprint(self) -> str:
+        return self._table.fingerprint()
+
+
+def is_linear(model: nn.Module, inputs: Any) -> bool:
+    """Whether the model's output is its head's, on vectors: then the head alone is the rest of the model.
+
+    Told by numbers put in the place of the head's own, which may all be zero: what comes after would not show.
+    """
+    said: list[Tensor] = []
+
+    def instead(_: nn.Module, __: Any, out: Tensor) -> Tensor:
+        said.append((torch.arange(out.numel(), device=out.device).to(out.dtype) - 0.3).view_as(out))
+        return said[-1]
+
+    hook = head_of(model)[1].register_forward_hook(instead)
+    try:
+        with torch.no_grad():
+            features, out = Backbone(model).both(inputs)
+    finally:
+        hook.remove()
+    return features.dim() == 2 and len(said) == 1 and torch.equal(said[0], out)
+
+
+def _pooled(out: Any) -> Tensor:
+    """A block's output as one vector per row: the mean over places (or tokens)."""
+    value: Tensor = out[0] if isinstance(out, tuple) else out
+    if value.dim() == 4:
+        return value.mean((2, 3))
+    return value.mean(tuple(range(1, value.dim() - 1))) if value.dim() > 2 else value
+
+
+def _space(shape: tuple[int, ...], dtype: torch.dtype, path: Path | None) -> Tensor:
+    size = dtype.itemsize * torch.Size(shape).numel()
+    if path is None or size <= LARGE:
+        return torch.empty(shape, dtype=dtype)
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.truncate(size)
+    return torch.from_file(str(path), shared=True, size=torch.Size(shape).numel(), dtype=dtype).view(shape)

@@ -1,0 +1,353 @@
+"""`fit`: private fine-tuning in one call."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from tacit._refusals import Refusal, attempt
+from tacit._saving import save_result
+from tacit.data._records import Records, Rows, unit_ids_of
+from tacit.data._tensor_records import Table
+from tacit.finetune._account import Account, Promise, cost, open_account, paid_account, refuse_other_terms
+from tacit.finetune._evaluation import Evaluation, Judge, check_rows_alone
+from tacit.finetune._features import Layers, Probe
+from tacit.finetune._linear_probe import bench
+from tacit.finetune._loop import Curator, Run, Score
+from tacit.finetune._optimizers import Optimiser
+from tacit.finetune._predictions import rows_that_fit, units_at_once
+from tacit.finetune._queries import Asker
+from tacit.finetune._reading import likeness, to
+from tacit.finetune._saving import Store
+from tacit.finetune._sources import agree, as_records, prepared, told_unit
+from tacit.finetune._standardise import Standardise
+from tacit.finetune._tasks import Classes, Task, outputs_of
+from tacit.finetune._updates import Updater
+from tacit.gradients._batches import change
+from tacit.models import WeightFormat, head_of
+from tacit.privacy import Budget, Guarantee, Ledger, Neighbours, Receipt, Unit, mechanisms
+from tacit.privacy.events import check_count
+from tacit.progress import shown
+from tacit.recipes import Progress
+
+_UNREADABLE = (
+    "The data cannot be read. Nothing was charged. What went wrong may tell of rows: curator.error is told (see "
+    "tacit.refusals)."
+)
+_LABELS = (
+    "Some labels cannot be. Nothing was charged. What is wrong with them may tell of rows: curator.error is told (see "
+    "tacit.refusals)."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """A fine-tuned model and what may be told about it: every value here is public or was released."""
+
+    model: nn.Module = field(repr=False)
+    guarantee: Guarantee
+    scheme: str
+    trained: int  # numbers
+    noise_multiplier: float
+    steps: int
+    history: list[Score] = field(repr=False)
+    receipt: str
+    assumptions: list[str] = field(repr=False)
+    ledger: Ledger | None = field(default=None, repr=False, compare=False)  # None: somebody else charged the run
+
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        format: WeightFormat = "plain",
+        tokenizer: Any = None,
+        title: str | None = None,
+    ) -> Path:
+        """Write the model so that timm, transformers or peft load it without tacit, and its promise beside it.
+
+        Args:
+            folder: Made if there is none. It gets the weights (see `models.save_weights`), `privacy-card.md` and
+                `guarantee.json` with the ledger's head.
+            format: `"plain"` (LoRA merged), `"peft"` (LoRA as an adapter of peft) or `"state_dict"` (as it is).
+            tokenizer: Saved too, if given.
+            title: What stands above the card.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ValueError: The model has no plain form (adapters, features of all blocks); the sentence says the way out.
+        """
+        if isinstance(self.model, Probe) and format != "state_dict":
+            raise ValueError(
+                "A head on the features of all blocks is no layer of the plain model: fine-tune with features='last', "
+                "or save with format='state_dict' and load it into finetune.Probe."
+            )
+        return save_result(
+            folder,
+            self.model,
+            self,
+            stage="finetune",
+            format=format,
+            tokenizer=tokenizer,
+            title=title,
+            receipt=self.receipt,
+        )
+
+    def _repr_html_(self) -> str:
+        facts = f"{self.scheme}: {self.trained:,} parameters trained in {self.steps:,} steps"
+        scores = "".join(f", {html.escape(name)} {value:.4g}" for name, value in self.scores.items())
+        return f"<p>{html.escape(facts)}{scores}</p>{self.guarantee._repr_html_()}"
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The last evaluation."""
+        return self.history[-1].scores if self.history else {}
+
+
+def fit(
+    model: nn.Module,
+    data: Any,
+    *,
+    optimiser: Optimiser,
+    delta: float,
+    epsilon: float | None = None,
+    receipt: Receipt | None = None,
+    scheme: str = "selective",
+    unit: Unit | str | None = None,
+    unit_ids: Any = None,
+    units: Unit | str | None = None,
+    size: int | None = None,
+    neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
+    classes: int | None = None,
+    task: Task | None = None,
+    head: Literal["new", "keep"] = "new",
+    bias: bool = True,
+    init: Literal["pretrained", "scratch"] = "pretrained",
+    features: Layers | None = None,
+    standardise: Standardise | None = None,
+    rows_each: int | None = None,
+    augment: int | None = None,
+    ledger: Ledger | None = None,
+    subject: str | None = None,
+    evaluate: Evaluation | None = None,
+    checkpoint: str | Path | None = None,
+    every: int = 100,
+    private: str | Path | None = None,
+    microbatch: int | None = None,
+    seed: int | None = None,
+    curator: Curator | None = None,
+    progress: Progress | bool = False,
+) -> Fitted:
+    """Fine-tune `model`, in place, on private labelled data; every unit is protected by (epsilon, delta).
+
+    - `data`: (inputs, labels), (inputs, labels, owners), a data set of (input, label) items, or any `data.Records`
+      such as `data.VideoClips`. Whom the guarantee is for is what the data hold together: records say it (`.unit`), a
+      plain row is a "sample".
+    - `unit_ids`: one integer or string per row of tensors or a data set; all rows with the same id are one unit, and
+      `unit` names it ("patient"). Of records `unit` may be left out, and must agree with them: to promise something to
+      a larger unit, put it together first (`records.group_by(ids, unit="patient")`). `units` is an earlier name of
+      `unit`, and warns.
+    - `size`: the public number of units (rounded is fine). Rates and divisors come from it. Under add-remove the true
+      number is private, so it has to be said; elsewhere it is the number of units.
+    - `receipt`: the run is paid for already, with exactly `optimiser.event` (a trial of `tune`): then no `epsilon`,
+      `ledger` or `checkpoint`; relation and unit are the receipt's, and the guarantee is that of this run alone. It
+      serves one run: what was interrupted is charged again.
+    - `scheme`: which parameters (see `models.select`). `head="new"`: a fresh head for `classes` classes (or the outputs
+      of `task`), zero at the start; `init="scratch"`: nothing pretrained.
+    - `rows_each`: show at most so many rows of a unit at a time; `augment=K`: K views of each row, all of one unit.
+    - `features`: "last" or "all" caches features once and trains the head alone (scheme "linear", which does it by
+      itself where it can); `standardise` releases their mean and scale first.
+    - `checkpoint`: a file, written every `every` steps. Run the same call again after a kill, and it goes on: lost
+      steps are replayed, nothing is spent twice. Without it a killed run has spent its budget for nothing.
+    - `curator` is told of each step's sum, private facts included, and its `error`, if it has one, of rows that cannot
+      be used (see `tacit.refusals`); nobody else is. `progress=True` shows a bar with the
+      epsilon spent so far; a function gets the same facts.
+
+    Formal guarantee: unit, that of the data; neighbours as given, where a unit that takes another's place brings an id
+    that nobody else has (with somebody's id its rows would join theirs, and two units would change). Each step is one
+    release of a sum to which a unit adds at most the clip (see the optimiser for how steps compose); everything else
+    that the returned model depends on is public or charged on the same ledger. Dropout is off and running statistics
+    stay as they are, so that a step depends on its rows, the weights and the key alone.
+    """
+    named, relation = told_unit(unit, units), Neighbours(neighbours)
+    if receipt is not None:
+        if not (epsilon is None and ledger is None and subject is None and checkpoint is None and standardise is None):
+            raise ValueError(
+                "A run on a receipt is paid for: leave epsilon, ledger, subject, checkpoint and standardise out."
+            )
+        if evaluate is not None and not evaluate.public:
+            raise ValueError("A run on a receipt has no ledger to charge an evaluation to: its data must be public.")
+        if named is not None and named != receipt.unit:
+            raise ValueError(f"This receipt is for a {receipt.unit}, not for a {named}: leave unit= out.")
+        named, relation = receipt.unit, receipt.neighbours
+    elif epsilon is None:
+        raise ValueError("Say epsilon=, what this run may spend, or receipt=, what paid for it.")
+    for value, what in ((every, "every"), (microbatch, "microbatch"), (size, "size")):
+        if value is not None:
+            check_count(value, what)
+    read = partial(as_records, data, named, unit_ids=unit_ids, rows_each=rows_each, augment=augment)
+    records = attempt(read, sentence=_UNREADABLE, curator=curator)
+    whom, ids = agree(records, named), unit_ids_of(records)
+    optimiser.check(relation, resumable=checkpoint is not None, named=ids is not None)
+    if size is None and relation is Neighbours.ADD_REMOVE:
+        raise ValueError(
+            "Say size=, the public number of units, rounded if you like: under add-remove the true number is private, "
+            "and sampling rates and divisors must not depend on it."
+        )
+    if standardise is not None and checkpoint is not None:
+        raise ValueError("A run with standardise cannot be taken up again: leave checkpoint= out.")
+    if ledger is None and checkpoint is not None:
+        raise ValueError("A run can be taken up again only if its ledger is a file: give ledger=.")
+    task = _task(task, classes, model)
+    check_labels(task, records, curator)
+    held_out = None
+    if evaluate is not None:
+        read = partial(as_records, evaluate.data, whom, public=evaluate.public)
+        held_out = attempt(read, sentence=_UNREADABLE, curator=curator)
+        check_labels(task, held_out, curator)
+        if not evaluate.public:
+            check_rows_alone(task, held_out.labels())
+            refuse_other_terms(ledger, evaluate.subject, whom, relation)
+    people = len(records) if size is None else size
+    stops = evaluate is not None and evaluate.patience is not None
+    budget = cost(receipt, delta) if receipt is not None else Budget(epsilon or 0.0, delta)
+    promise = Promise(budget=budget, unit=whom, neighbours=relation, size=people, stops=stops)
+    model = prepared(model, task.outputs, scheme=scheme, head=head, bias=bias, init=init, seed=seed or 0)
+    kind = next(model.parameters()).device.type
+    settings = repr((optimiser, promise, scheme, task, features, seed, microbatch, evaluate, kind))
+    store = None if checkpoint is None or ledger is None else Store(checkpoint, ledger, private)
+    if store is not None and " at 0x" in settings:
+        raise ValueError(
+            "A run is taken up by what its parts print: give your own task or parts a repr of their values."
+        )
+    with bench(
+        model, records, held_out, scheme=scheme, layers=features, wanted=standardise is not None, curator=curator
+    ) as ready:
+        expected = optimiser.sampler.expected(promise.size)
+        asker = optimiser.query.open(ready.body, loss_of(task), expected=expected, microbatch=microbatch)
+        like = try_out(ready.body, ready.records, asker, curator)
+        if (device := next(ready.body.parameters()).device).type != "cpu":  # there the engine bounds what it keeps
+            rehearse(asker, like, min(rows_that_fit(like), units_at_once(expected) * ready.records.most_rows), device)
+        if ready.held_out is not None:
+            try_out(ready.body, ready.held_out, curator=curator)
+        others = [] if standardise is None else [standardise.event]
+        if receipt is not None:
+            account = paid_account(optimiser, promise, receipt)
+        else:
+            account = open_account(optimiser, promise, ledger, subject, others=others, seed=seed)
+        optimiser.check_split(asker, account.scale)
+        mechanisms.check(asker.nobody(), account.event, noise=asker.split(account.scale))
+        if standardise is not None:
+            table = cast(Table, ready.records)
+            ready.standardised(standardise.release(table, promise.size, account.ledger, account.subject, seed))
+        trained = {name: p for name, p in ready.body.named_parameters() if p.requires_grad}
+        judge = None
+        if evaluate is not None and ready.held_out is not None:
+            judge = Judge(evaluate, ready.held_out, task, curator)
+        run = Run(
+            model=ready.body,
+            records=ready.records,
+            optimiser=optimiser.over(ids),
+            account=account,
+            asker=asker,
+            updater=Updater(optimiser.update, trained, optimiser.steps),
+            measure=task.measure,
+            judge=judge,
+            store=store,
+            every=every,
+            note=f"{optimiser.name}, {scheme}, {sum(p.numel() for p in trained.values()):,} parameters",
+            curator=curator,
+            like=like,
+            expected=expected,
+        )
+        run.begin(settings=settings, data=records, whole=ready.model)
+        with shown(progress) as run.progress:
+            done = run.train()
+        model = ready.finish()
+    return Fitted(
+        model=model,
+        guarantee=account.guarantee,
+        scheme=scheme,
+        trained=sum(p.numel() for p in trained.values()),
+        noise_multiplier=run.account.scale,
+        steps=done,
+        history=run.history,
+        receipt=run.receipt.id,
+        assumptions=_assumptions(account, promise, named=ids is not None),
+        ledger=None if receipt is not None else account.ledger,
+    )
+
+
+def loss_of(task: Task) -> Any:
+    """The loss per row of a model's outputs under a task."""
+
+    def loss(model: nn.Module, batch: tuple[Any, Tensor]) -> Tensor:
+        inputs, labels = batch
+        return task.loss(outputs_of(model, inputs), labels)
+
+    return loss
+
+
+def _task(task: Task | None, classes: int | None, model: nn.Module) -> Task:
+    if task is None:
+        return Classes(classes if classes is not None else head_of(model)[1].out_features)
+    if classes is not None and classes != task.outputs:
+        raise ValueError(f"classes={classes} and a task with {task.outputs} outputs do not agree.")
+    return task
+
+
+def check_labels(task: Task, records: Records, curator: object = None) -> None:
+    """Refuse labels that cannot be, in a sentence that tells none of them."""
+    attempt(lambda: task.check(records.labels()), sentence=_LABELS, curator=curator)
+
+
+def try_out(body: nn.Module, records: Records, asker: Asker | None = None, curator: object = None) -> Rows:
+    """Does the model take such rows, and does every rule hold? On blank or made-up ones, before anything is charged.
+
+    Returns a blank row: what rows look like (see `reading`).
+    """
+    like = likeness(records, training=asker is not None, curator=curator)
+    made_up = getattr(records, "made_up", None)
+    inputs, labels, _ = made_up() if made_up is not None else like
+    device = next(body.parameters()).device
+    inputs, labels = to(inputs, device), labels.to(device)
+    try:
+        with torch.no_grad():
+            outputs_of(body, inputs)
+        reason = ""
+    except (RuntimeError, TypeError, IndexError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    if reason:
+        raise Refusal(f"The model does not take these rows ({reason}).")
+    if asker is not None:
+        asker.check(inputs, labels)
+    return like
+
+
+def rehearse(asker: Asker, like: Rows, rows: int, device: torch.device) -> None:
+    """Ask for as many blank rows as a portion may ever have: memory that does not suffice shows before the charge."""
+    whole = change((like.inputs, like.labels), lambda t: t[:1].expand(rows, *t.shape[1:]).contiguous())
+    inputs, labels = to(whole, device)
+    asker.sum(Rows(inputs, labels, torch.arange(rows, device=device)))
+
+
+def _assumptions(account: Account, promise: Promise, *, named: bool) -> list[str]:
+    said = [f"one {promise.unit} per person: somebody with several has a guarantee for a group of that size"]
+    if promise.neighbours is Neighbours.ADD_REMOVE:
+        said.append(f"the declared size {promise.size:,} is public and was not computed from the exact number")
+    if named and promise.neighbours is Neighbours.REPLACE_ONE:
+        said.append(f"a {promise.unit} that takes another's place brings an id that nobody else has")
+    if not account.durable:
+        said.append("the ledger is in memory (not durable): it stops no second run on the same people")
+    if account.seed is not None:
+        said.append("seeded: not private")
+    if not promise.budget.private:
+        said.append("epsilon = inf: clipped, without noise; not private")
+    return said

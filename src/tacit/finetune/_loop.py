@@ -1,0 +1,289 @@
+"""The loop: draw, ask, add noise, update; once for every optimiser, scheme and kind of data."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit import _checkpoints as checkpoints
+from tacit._refusals import attempt
+from tacit.data._records import Records, Rows
+from tacit.finetune._account import Account, Meter
+from tacit.finetune._evaluation import Judge
+from tacit.finetune._optimizers import Optimiser
+from tacit.finetune._predictions import portions, rows_that_fit, units_at_once
+from tacit.finetune._queries import Asker
+from tacit.finetune._reading import Reader, kind_of
+from tacit.finetune._saving import Store
+from tacit.finetune._updates import Updater
+from tacit.privacy import BoundedSum, Receipt, leases, sampling
+from tacit.privacy._receipts import check_used
+from tacit.recipes import Progress
+
+Curator = Callable[[int, BoundedSum], None]  # with an attribute `error`, it is told of problems: tacit.refusals
+_UNREADABLE = (
+    "Some rows cannot be read, or not together with others: with checkpoint= every row must be readable before the "
+    "charge, so that steps can be replayed. Nothing was charged or released. Details may tell of rows: curator.error "
+    "is told."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """What an evaluation found after so many steps: of public data, or released with its noise."""
+
+    step: int
+    scores: dict[str, float]
+
+
+@dataclass(kw_only=True)
+class Run:
+    """Everything that one run needs; `history` is public."""
+
+    model: nn.Module
+    records: Records
+    optimiser: Optimiser
+    account: Account
+    asker: Asker
+    updater: Updater
+    measure: str
+    judge: Judge | None = None
+    store: Store | None = None
+    every: int = 100
+    note: str = ""
+    curator: Curator | None = None
+    progress: Progress | None = None
+    like: Rows  # a blank row, as agreed on before the charge
+    expected: float  # the public number of units in a step
+    rows_at_once: int | None = None
+    history: list[Score] = field(default_factory=list)
+    receipt: Receipt = field(init=False)
+    _start: int = 0
+    _made: int = 0  # steps that may have been released by an earlier process
+    _finished: bool = False
+    _fingerprint: str = ""
+
+    def begin(self, *, settings: str, data: Records, whole: nn.Module) -> None:
+        """Charge; or, if a checkpoint or a key of this very run is there, take it up.
+
+        `data` are the records as they were given and `whole` is the model that `self.model` may be a part of: features
+        depend on both.
+        """
+        if self.store is None:
+            self._charge()
+            return
+        start = checkpoints.digest({name: p for name, p in self.model.named_parameters() if p.requires_grad})
+        self._fingerprint = _fingerprint(whole, f"{settings} {kind_of(self.like)}")
+        loaded = self.store.load(run=self._fingerprint)
+        if loaded is not None:
+            self._restore(*loaded)
+        if self._finished:
+            self._wind_up(self.store, data)
+        elif self.store.kept is not None:
+            self._take_up(self.store, data, None if loaded is not None else start)
+        elif loaded is None:
+            told = self._told(data)  # first, for it takes long, and a kill after the charge loses the charge
+            self._charge()
+            evaluation = self.judge.receipt.id if self.judge is not None and self.judge.receipt is not None else None
+            self.store.begin(
+                self.receipt,
+                data=told,
+                run=self._fingerprint,
+                start=start,
+                scale=self.account.scale,
+                evaluation=evaluation,
+            )
+            self._save(0, finished=False)
+        else:
+            raise ValueError(f"The key of the run in {self.store.path} is gone, so its steps cannot be replayed.")
+
+    def train(self) -> int:
+        """The steps that are left; returns how many were made when the run ended.
+
+        Formal guarantee: step t is one release on the charged receipt, of the sum over the units that the receipt's
+        own sampler drew, empty or not. Nothing else that depends on the rows leaves: an error in the middle of a step
+        releases nothing, and the same step comes again with the same draw and the same noise.
+
+        In floating point: the sum of a step is added up in float64, unit after unit of a portion and portion after
+        portion. Where one unit is blanked or replaced, shapes and order stay, so nobody else's terms change, and the
+        sum moves by the clip (twice it, if replaced) and by what float64 additions round: at most n^2 2^-53 of the clip
+        for n drawn units (1e-10 for a thousand, 4e-7 for 60,000). Where one is added or removed, the others move up a
+        place and a portion has a row more: the additions round no more than before, but matrix products of the forward
+        and backward pass may round a row differently at another place or batch size. That is the one residual which
+        nothing bounds strictly: some 1e-7 of the clip per unit for float32 models, of either sign, and 1e-16 for
+        float64 ones; none where the library computes rows alike at every place. The number of rows that the largest
+        unit has decides how portions are cut: declare it (`rows_each`) where it may be odd.
+        """
+        if self._finished:
+            self._close(self._start)
+            return self._start
+        done = self._steps()
+        check_used(self.receipt)
+        self.updater.hand_out()
+        self._save(done, finished=True)
+        self._close(done)
+        return done
+
+    def _charge(self) -> None:
+        promise = self.account.promise
+        if self.judge is not None:
+            self.judge.charge(
+                self.account.ledger,
+                steps=self.optimiser.steps,
+                unit=promise.unit,
+                neighbours=promise.neighbours,
+                seed=self.account.seed,
+            )
+        try:
+            self.receipt = self.account.charge("finetune", self.note)
+        except BaseException:
+            self._settle_evaluations()
+            raise
+
+    def _take_up(self, store: Store, data: Records, start: str | None) -> None:
+        self.receipt, self._made = store.take_up(
+            data=self._told(data), run=self._fingerprint, start=start, used=self._start
+        )
+        if store.kept is None:
+            return
+        self.account = replace(self.account, scale=store.kept.scale, event=self.receipt.event)
+        evaluation = store.kept.evaluation
+        if self.judge is not None and evaluation is not None and not leases.settled(self.account.ledger, evaluation):
+            self.judge.take_up(self.account.ledger, evaluation)
+
+    def _told(self, data: Records) -> str:
+        return attempt(data.fingerprint, sentence=_UNREADABLE, curator=self.curator)
+
+    def _wind_up(self, store: Store, data: Records) -> None:
+        """A finished run: nothing is left to do but what a kill at the very end has left, to settle."""
+        if store.kept is not None and not leases.settled(self.account.ledger, self.receipt.id):
+            self._take_up(store, data, None)
+
+    def _steps(self) -> int:
+        steps = self.optimiser.steps
+        release = self.optimiser.noise.releases(self.receipt)
+        meter = Meter(self.optimiser, self.account)
+        leased = self._start
+        if self._stopped():  # killed between that decision and the end
+            return self._start
+        for step in range(self._start, steps):
+            if self.store is not None and step == leased:
+                leased = leases.extend(self.account.ledger, self.receipt, self.every)
+            with sampling.randomness(self.receipt):
+                total = self._ask(step)
+            if self.curator is not None:
+                self.curator(step, total)
+            noise = self.asker.split(self.optimiser.noise.multiplier(self.account.scale, step, steps))
+            self.updater.step(self.asker.gradient(release(total, noise)), step)
+            done = step + 1
+            if self.progress is not None:
+                budget = self.account.promise.budget.epsilon
+                self.progress(self.optimiser.name, done, steps, spent=(meter(done), budget))
+            stop = self._evaluate(done)
+            if self.store is not None and (done == steps or done % self.every == 0 or stop):
+                self._save(done, finished=False)
+            if stop:
+                return done
+        return steps
+
+    def _close(self, done: int) -> None:
+        """Return what was not used, and destroy the key."""
+        self._settle_evaluations()
+        if self.receipt.live:
+            self.account.settle(self.receipt, max(done, self._made, self.receipt.used))
+        if self.store is not None:
+            self.store.end()
+
+    def _settle_evaluations(self) -> None:
+        if self.judge is not None and self.judge.receipt is not None and self.judge.receipt.live:
+            self.account.ledger.settle(self.judge.receipt)
+
+    def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        self.updater.load(tensors, facts["updater"])
+        self.asker.load({k.removeprefix("asker."): v for k, v in tensors.items() if k.startswith("asker.")})
+        self.history = [Score(step=step, scores=scores) for step, scores in facts["history"]]
+        self._start = int(facts["step"])
+        self._finished = bool(facts["finished"])
+        self.receipt = self.account.ledger.receipt(facts["receipt"])
+
+    def _ask(self, step: int) -> BoundedSum:
+        """The sum over the units of the next step, in portions that fit into memory.
+
+        Formal guarantee: see `train`. A unit whose rows cannot be read, are of another kind than was agreed on before
+        the charge, or make model or loss raise adds exactly zero in its place (`reading`, `gradients.Engine`).
+        """
+        chosen = self.optimiser.sampler.draw(self.receipt, step, len(self.records))
+        fate = sampling.chances(self.receipt, len(chosen), self.records.chances) if self.records.chances else None
+        total: Any = self.asker.nobody()
+        for part in self._portions(chosen):
+            chances = torch.empty(len(part), 0) if fate is None else fate[part]
+            found = self.asker.sum(*self._reader(chosen[part], chances))
+            total = total + found
+        return total  # type: ignore[no-any-return]
+
+    def _portions(self, chosen: Tensor) -> list[Tensor]:
+        if not len(chosen):
+            return []
+        rows = self.rows_at_once or rows_that_fit(self.like)
+        return portions(self.records, chosen, rows, units_at_once(self.expected))
+
+    @cached_property
+    def _reader(self) -> Reader:
+        """If steps may be replayed, all rows were read before the charge, and one that cannot be read now stops it."""
+        device = next(self.model.parameters()).device
+        return Reader(self.records, self.like, device, strict=self.store is not None, curator=self.curator)
+
+    def _evaluate(self, done: int) -> bool:
+        """Evaluate if it is time to; whether to stop because it got no better."""
+        if self.judge is None or not self.judge.evaluation.due(done, self.optimiser.steps):
+            return False
+        with self.updater.handed_out():
+            scores = self.judge(self.model)
+        self.history.append(Score(step=done, scores=scores))
+        return self._stopped()
+
+    def _stopped(self) -> bool:
+        """Whether the evaluations so far say to stop; one without a score says nothing."""
+        patience = None if self.judge is None else self.judge.evaluation.patience
+        told = [score.scores.get(self.measure, math.nan) for score in self.history]
+        told = [value for value in told if not math.isnan(value)]
+        if patience is None or not told:
+            return False
+        return len(told) - 1 - told.index(max(told)) >= patience
+
+    def _save(self, done: int, *, finished: bool) -> None:
+        if self.store is None:
+            return
+        leases.check_holder(self.account.ledger, self.receipt)  # who was overtaken writes over nobody's checkpoint
+        tensors, updater = self.updater.state()
+        tensors = tensors | {f"asker.{name}": value for name, value in self.asker.state().items()}
+        facts = {
+            "run": self._fingerprint,
+            "step": done,
+            "finished": finished,
+            "updater": updater,
+            "history": [[score.step, score.scores] for score in self.history],
+            "receipt": self.receipt.id,
+            "head": self.receipt.head,
+            "guarantee": self.account.guarantee.to_json(),
+        }
+        self.store.save(tensors, facts)
+
+
+def _fingerprint(whole: nn.Module, settings: str) -> str:
+    """A name for a run that recipients may see: its settings, its model's make and all that is not trained.
+
+    And all that decides how numbers are rounded: types of parameters and rows, torch's version and its switches. A step
+    that is replayed in another precision would be another sum under the same noise.
+    """
+    frozen = {name: p for name, p in whole.named_parameters() if not p.requires_grad} | dict(whole.named_buffers())
+    shapes = {name: (tuple(p.shape), str(p.dtype)) for name, p in whole.named_parameters()}
+    make = re.sub(r" at 0x[0-9a-f]+", "", repr(whole))  # where in memory something lies is another matter
+    return checkpoints.digest(frozen, f"{settings} {shapes} {make} {checkpoints.precision()}")

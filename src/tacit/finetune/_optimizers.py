@@ -1,0 +1,264 @@
+"""Private optimisers, each put together from four parts: who takes part, what is asked, how much noise, what follows.
+
+A new optimiser is a new part, never a new loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Unpack
+
+from tacit.finetune._adaptive import QuantileClip
+from tacit.finetune._noise_schedules import Correlated, Decaying, Noise, Shape, Steady
+from tacit.finetune._queries import Asker, ClippedGradient, Query
+from tacit.finetune._sampling import Everyone, Passes, Poisson, Sampler
+from tacit.finetune._sources import as_records
+from tacit.finetune._subspace import Embedding
+from tacit.finetune._updates import Options, Update
+from tacit.finetune._zeroth_order import Slopes
+from tacit.gradients._clipping import Policy
+from tacit.privacy import Neighbours
+from tacit.privacy._receipts import released
+from tacit.privacy.correlated import banded, buffered, running_sum_rms
+from tacit.privacy.events import DpEvent, check_count, leaves, same
+
+_BANDS = 16  # as many buffers, less one, each as large as the trained parameters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimiser:
+    """`steps` times: draw units, sum what they are asked, add noise, update."""
+
+    name: str
+    steps: int
+    sampler: Sampler
+    query: Query = field(default_factory=ClippedGradient)
+    noise: Noise = field(default_factory=Steady)
+    update: Update = field(default_factory=Update)
+
+    def __post_init__(self) -> None:
+        check_count(self.steps, "steps")
+        self.sampler.participations(self.steps)
+        if isinstance(self.noise, Correlated) and isinstance(self.sampler, Poisson):
+            raise ValueError(
+                "Correlated noise needs to know in which steps a unit takes part, and Poisson sampling leaves that to "
+                "chance: use Passes."
+            )
+
+    def event(self, scale: float, size: int) -> DpEvent:
+        """Everything that a run releases, if its noise multiplier is `scale` and `size` the public number of units."""
+        return self.noise.event(scale, sampler=self.sampler, size=size, steps=self.steps)
+
+    def scale_of(self, event: DpEvent, size: int) -> float | None:
+        """The noise multiplier at which a run releases exactly `event`; None if there is none."""
+        first = next((released(leaf) for leaf, _ in leaves(event)), None)
+        noise = getattr(first, "noise_multiplier", None)
+        if noise is None:
+            return None
+        scale = float(noise) / self.noise.multiplier(1.0, 0, self.steps)
+        return scale if same(self.event(scale, size), event) else None
+
+    def over(self, ids: Sequence[int] | Sequence[str] | None) -> Optimiser:
+        """The same over units with these ids, where that decides who takes part when."""
+        return replace(self, sampler=self.sampler.over(ids)) if isinstance(self.sampler, Passes) else self
+
+    def check(self, neighbours: Neighbours, *, resumable: bool, named: bool = False) -> None:
+        """Refuse what this optimiser cannot promise; `named`: whether units have ids of their own."""
+        if neighbours is Neighbours.ADD_REMOVE and isinstance(self.sampler, Passes) and not named:
+            raise ValueError(
+                f"{self.name} gives everybody a fixed place, which others would lose if somebody was added or removed: "
+                "give unit_ids=, which keep it, or say neighbours='replace-one' or 'zero-out' (the number of units is "
+                "then public)."
+            )
+        if resumable and isinstance(self.noise, Correlated):
+            raise ValueError(
+                "A run with correlated noise cannot be taken up again, for the noise of its past steps is not kept: "
+                "leave checkpoint= out."
+            )
+
+    def check_split(self, asker: Asker, scale: float) -> None:
+        """Refuse a noise that cannot be split as the query wants it, before anything is charged."""
+        for noise in {self.noise.multiplier(scale, step, self.steps) for step in range(self.steps)}:
+            asker.split(noise)
+
+
+def DPSGD(  # noqa: N802
+    *, batch: int, steps: int, clip: float | Policy = 1.0, **update: Unpack[Options]
+) -> Optimiser:
+    """Private SGD: Poisson batches of `batch` units on average, clipped, noised (Abadi et al., 2016).
+
+    The other arguments are those of `Update`: lr, momentum, rule="adam", schedule, average, ...
+
+    Formal guarantee: unit, what `fit` is told; neighbours, add-remove by default. Each step releases one sum of
+    clipped gradients over a Poisson draw with Gaussian noise; `steps` of them are composed by PLD. Empty batches are
+    released like all others, and the divisor is `batch`.
+    """
+    return Optimiser(
+        name="DPSGD", steps=steps, sampler=Poisson(batch), query=ClippedGradient(clip), update=Update(**update)
+    )
+
+
+def DPGD(*, steps: int, clip: float | Policy = 1.0, **update: Unpack[Options]) -> Optimiser:  # noqa: N802
+    """Private gradient descent: everybody in every step, momentum, unit clip, a free last step (Panda et al., 2024).
+
+    Formal guarantee: `steps` Gaussian releases over everybody, exactly mu = sqrt(steps) / noise under add-remove. The
+    last step follows the momentum buffer, which is made of released values: it costs nothing.
+    """
+    options: Options = {"free_step": update.get("momentum", 0.9) > 0 and update.get("rule", "sgd") == "sgd"}
+    options.update(update)
+    return Optimiser(
+        name="DPGD", steps=steps, sampler=Everyone(), query=ClippedGradient(clip), update=Update(**options)
+    )
+
+
+def AdpAlloc(  # noqa: N802
+    *,
+    batch: int,
+    steps: int,
+    clip: float | Policy = 1.0,
+    noise: Shape = "exponential",
+    k: float | None = None,
+    period: int | None = None,
+    end: float = 0.5,
+    **update: Unpack[Options],
+) -> Optimiser:
+    """DPSGD with noise that falls while training goes on (Yu et al., 2019); see `Decaying` for the four schedules.
+
+    Formal guarantee: unit and neighbours as in DPSGD. Step t releases one sum of clipped gradients over a Poisson draw
+    with noise sigma_0 * shape(t); the shape is fixed in advance, and sigma_0 is the least at which all the different
+    steps, composed by PLD, meet the target.
+    """
+    decaying = Decaying(shape=noise, k=k, period=period, end=end)
+    return Optimiser(
+        name="AdpAlloc",
+        steps=steps,
+        sampler=Poisson(batch),
+        query=ClippedGradient(clip),
+        noise=decaying,
+        update=Update(**update),
+    )
+
+
+def AdpClip(  # noqa: N802
+    *,
+    batch: int,
+    steps: int,
+    clip: float = 1.0,
+    quantile: float = 0.5,
+    rate: float = 0.2,
+    count_noise: float | None = None,
+    **update: Unpack[Options],
+) -> Optimiser:
+    """DPSGD with a clip that follows a quantile of the units' gradient norms (Andrew et al., 2021).
+
+    `clip` is where it begins; after each step it is multiplied by exp(-rate (b - quantile)), where b is the released
+    share of units below it. `count_noise`: see `QuantileClip`.
+
+    Formal guarantee: unit and neighbours as in DPSGD. Gradient and count of a step come from one Poisson draw and are
+    one Gaussian release: 1/z^2 = 1/z_delta^2 + 1/(2 sigma_b)^2, sampled once, with the z that was charged. One unit
+    moves the gradient by at most the current clip, to which the noise is proportional, and the count by 1/2.
+    """
+    query = QuantileClip(clip=clip, quantile=quantile, rate=rate, count_noise=count_noise)
+    return Optimiser(name="AdpClip", steps=steps, sampler=Poisson(batch), query=query, update=Update(**update))
+
+
+def GEP(  # noqa: N802
+    *,
+    public: Any,
+    batch: int,
+    steps: int,
+    dimensions: int = 100,
+    clip_embedding: float = 1.0,
+    clip_residual: float = 0.2,
+    residual: bool = True,
+    refresh: int = 1,
+    power_iterations: int = 1,
+    **update: Unpack[Options],
+) -> Optimiser:
+    """Gradient embedding perturbation (Yu et al., 2021): little noise where public gradients point, the rest clipped.
+
+    `public`: (inputs, labels) or any records, of rows that nobody has to protect; their gradients span the subspace of
+    `dimensions` vectors, made anew every `refresh` steps. Memory: `dimensions` times the trained parameters for the
+    basis, and one gradient per row of a micro-batch.
+
+    Formal guarantee: unit and neighbours as in DPSGD. A step releases, from one Poisson draw, the sum of embeddings
+    (one unit: at most `clip_embedding`) and the sum of residuals (`clip_residual`), each with sqrt(2) times the noise
+    multiplier that was charged: one Gaussian release, sampled once. The basis is made of public rows and released
+    weights. `residual=False` releases the embeddings alone.
+    """
+    query = Embedding(
+        public=as_records(public),
+        dimensions=dimensions,
+        clip_embedding=clip_embedding,
+        clip_residual=clip_residual,
+        residual=residual,
+        refresh=refresh,
+        power_iterations=power_iterations,
+    )
+    return Optimiser(name="GEP", steps=steps, sampler=Poisson(batch), query=query, update=Update(**update))
+
+
+def DPZO(  # noqa: N802
+    *,
+    batch: int,
+    steps: int,
+    clip: float = 1.0,
+    scale: float = 1e-3,
+    directions: int = 1,
+    direction_seed: int = 0,
+    **update: Unpack[Options],
+) -> Optimiser:
+    """Zeroth order: the slope along a random direction from two forward passes, for models too big for a backward.
+
+    After Tang et al. (2024). `scale` is how far along the direction the loss is taken (mu). A step moves along the
+    direction by the released mean slope, so learning rates are small: the direction is as long as the square root of
+    the number of trained parameters. No activations are kept; memory holds the trained parameters twice.
+
+    Formal guarantee: unit and neighbours as in DPSGD. A step releases, over a Poisson draw, the sum of the units'
+    slopes, one number per direction, each cut to [-clip, clip]: one unit moves it by clip * sqrt(directions) at most.
+    The directions come from `direction_seed` and the step, and are public.
+    """
+    query = Slopes(clip=clip, scale=scale, directions=directions, seed=direction_seed)
+    return Optimiser(name="DPZO", steps=steps, sampler=Poisson(batch), query=query, update=Update(**update))
+
+
+def DPFTRL(  # noqa: N802
+    *,
+    batches: int,
+    passes: int = 1,
+    clip: float | Policy = 1.0,
+    strategy: str | None = None,
+    **update: Unpack[Options],
+) -> Optimiser:
+    """Fixed passes over the data with correlated noise and no sampling (Kairouz et al., 2021; Choquette-Choo et al.).
+
+    The units are dealt to `batches` batches by a hash of their ids, or by their place where they have none, the same
+    ones in every pass (see `Passes`): `batches` * `passes` steps.
+    `strategy`: see `Correlated`; by default "buffered" for one pass, and for more the one of "buffered" and a banded
+    form whose running sum has less noise.
+
+    Formal guarantee: unit, that of the data; neighbours, replace-one or zero-out, and for units with ids of their own
+    add-remove as well (without ids it would move the others, and is refused). A unit's id or place alone decides its
+    steps, `passes` of them, `batches` apart; the whole run is ONE Gaussian release, whose sensitivity is the norm of
+    the sum of the strategy's columns at these steps times the clip. Under replace-one it is twice that: a unit goes and
+    another one comes, whose id nobody else has and may lead to another batch. Later steps may depend on what earlier
+    ones released (Denisov et al., 2022).
+    """
+    sampler = Passes(batches, passes)
+    return Optimiser(
+        name="DPFTRL",
+        steps=sampler.steps,
+        sampler=sampler,
+        query=ClippedGradient(clip),
+        noise=Correlated(strategy or _quietest(sampler)),
+        update=Update(**update),
+    )
+
+
+def _quietest(plan: Passes) -> str:
+    if plan.passes == 1:
+        return "buffered"
+    bands = min(plan.batches, _BANDS)
+    choices = {"buffered": buffered(plan.steps), f"banded:{bands}": banded(plan.steps, bands)}
+    return min(choices, key=lambda name: running_sum_rms(choices[name], plan.passes, plan.batches))

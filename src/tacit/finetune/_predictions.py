@@ -1,0 +1,173 @@
+"""What a model says of records: row by row, or of each unit over the mean of its rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tacit.data._records import Records, Rows
+from tacit.finetune._reading import Reader, in_place, likeness, to
+from tacit.finetune._tasks import Task, outputs_of
+from tacit.gradients._batches import filled, leaves
+
+_BYTES = 64 * 2**20  # of inputs at a time
+_TOKENS = 4096  # at a time: a vocabulary of logits each may come out
+
+
+def portions(records: Records, units: Tensor, rows_at_once: int, most: float = math.inf) -> list[Tensor]:
+    """Places among `units`, in portions of at most so many rows, and at most `most` units; a unit is never divided.
+
+    Records that know the size of their units' rows (texts) are taken size by size, so that little is padded.
+
+    Formal guarantee: where the cuts are depends on the number of units that were drawn, on their sizes and on public
+    numbers (`rows_at_once`, the most rows of a unit), never on who fails. A larger draw has more portions, not larger
+    ones: it needs no more memory.
+    """
+    sizes: Tensor | None = getattr(records, "sizes", None)
+    each = int(min(max(1, rows_at_once // max(records.most_rows, 1)), most))
+    alike = [torch.arange(len(units))] if sizes is None else list(by_size(sizes[units]).values())
+    return [part for places in alike for part in torch.split(places, each)]
+
+
+def units_at_once(expected: float) -> int:
+    """The most units of a portion: what a Poisson draw of this mean exceeds once in 1e9 times; then there are two."""
+    return math.ceil(expected + 6 * math.sqrt(expected)) + 1
+
+
+def by_size(sizes: Tensor) -> dict[int, Tensor]:
+    """The places of each size, the smallest first."""
+    return {size: torch.nonzero(sizes == size).flatten() for size in sorted(set(sizes.tolist()))}
+
+
+def to_look_at(sizes: Tensor | None, count: int, rows: int, most_rows: int = 1) -> list[Tensor]:
+    """0 to count - 1 in portions for a model whose outputs alone are kept: so many rows, or tokens of texts."""
+    if sizes is None:
+        return list(torch.split(torch.arange(count), max(1, rows // max(most_rows, 1))))
+    found = by_size(sizes)
+    return [p for s, places in found.items() for p in torch.split(places, max(1, _TOKENS // (s * most_rows)))]
+
+
+def rows_that_fit(like: Rows) -> int:
+    """How many rows like this one may be loaded at a time."""
+    size = sum(part.numel() * part.element_size() for part in leaves(like.inputs)) / max(len(like.labels), 1)
+    return max(1, int(_BYTES / max(size, 1)))
+
+
+class Said(NamedTuple):
+    """Probabilities and labels, one line per row or per unit, and whose each line is."""
+
+    beliefs: Tensor
+    labels: Tensor
+    owner: Tensor
+
+
+def predictions(model: nn.Module, records: Records, task: Task) -> Said:
+    """What the model says of everybody, in order: by row or by unit, as `records.scored_by` has it."""
+    rows = rows_that_fit(_first(records))
+    found = [_said(model, records, task, units) for units in _everybody(records, rows)]
+    whole = Said(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+    order = torch.argsort(whole.owner, stable=True)
+    return Said(*(part[order] for part in whole))
+
+
+def worths(
+    model: nn.Module,
+    records: Records,
+    task: Task,
+    worth: Callable[[Tensor, Tensor], Tensor],
+    like: Rows | None = None,
+    units: Tensor | None = None,
+) -> list[tuple[Tensor, Tensor]]:
+    """A number per line of what is said of private units, and whose it is, in portions.
+
+    Formal guarantee: a unit that cannot be read, or makes model or number raise, has no line, and keeps its place (see
+    `reading`): what is said of everybody else does not depend on it. `like` is what rows look like, found before the
+    charge.
+    """
+    like = like or likeness(records, training=False)
+    everybody = torch.arange(len(records)) if units is None else units
+    if (scored := getattr(records, "scored", None)) is not None:  # a line for each member, as it would have alone
+        whole, inner, place = scored(everybody)
+        where = torch.zeros(len(whole), dtype=torch.long).scatter_(0, inner, everybody[place])
+        return [(where[owner], values) for owner, values in worths(model, whole, task, worth, like, inner)]
+    reader = Reader(records, like, next(model.parameters()).device)
+    sizes: Tensor | None = getattr(records, "sizes", None)
+    sizes = None if sizes is None else sizes[everybody]
+    found = []
+    for places in to_look_at(sizes, len(everybody), rows_that_fit(like), records.most_rows):
+        rows, mute = reader(everybody[places], None)
+        found.append(in_place(partial(_worth, model, records, task, worth, everybody[places]), rows, mute))
+    return found
+
+
+def _worth(
+    model: nn.Module,
+    records: Records,
+    task: Task,
+    worth: Callable[[Tensor, Tensor], Tensor],
+    units: Tensor,
+    rows: Rows,
+    mute: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    said = _answers(model, records, task, units, rows)
+    muted = torch.zeros(len(units), dtype=torch.bool)
+    if mute is not None:
+        muted[rows.owner[mute].cpu()] = True
+    heard = ~muted[said.owner]
+    return units[said.owner[heard]], worth(said.beliefs, said.labels)[heard]
+
+
+def _first(records: Records) -> Rows:
+    return records.rows(torch.zeros(1, dtype=torch.long), None)
+
+
+def _everybody(records: Records, rows: int) -> list[Tensor]:
+    sizes: Tensor | None = getattr(records, "sizes", None)
+    return to_look_at(sizes, len(records), rows, records.most_rows)
+
+
+def _said(model: nn.Module, records: Records, task: Task, units: Tensor) -> Said:
+    if (scored := getattr(records, "scored", None)) is not None:  # a line for each member, as it would have alone
+        whole, inner, place = scored(units)
+        where = torch.zeros(len(whole), dtype=torch.long).scatter_(0, inner, units[place])
+        lines = _said(model, whole, task, inner)
+        return lines._replace(owner=where[lines.owner])
+    rows = records.rows(units, None)
+    one = _answers(model, records, task, units, to(rows, next(model.parameters()).device))
+    return one._replace(owner=units[one.owner])
+
+
+@torch.no_grad()
+def _answers(model: nn.Module, records: Records, task: Task, units: Tensor, rows: Rows) -> Said:
+    """By row or by unit; owners are places among the units.
+
+    The model sees a whole multiple of 16 rows (`filled`), or one unit more or less could change the answers for others.
+    """
+    count = len(rows.labels)
+    outputs = outputs_of(model, filled(rows.inputs, count))[:count]
+    said, labels = kept(task, outputs.cpu(), rows.labels.cpu())
+    one = Said(said, labels, rows.owner.cpu())
+    return one if records.scored_by == "row" else _by_unit(one, len(units))
+
+
+def kept(task: Task, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Beliefs and labels; or, of a task whose outputs are too large to keep, a summary that has both in it."""
+    summary = getattr(task, "summary", None)
+    if summary is None:
+        return task.beliefs(outputs), labels
+    return summary(outputs, labels), torch.zeros(len(labels), dtype=torch.long)
+
+
+def _by_unit(rows: Said, units: int) -> Said:
+    """The mean over each unit's rows, which lie side by side and share a label."""
+    sizes = torch.bincount(rows.owner, minlength=units)
+    starts = torch.cumsum(sizes, 0) - sizes
+    place = torch.repeat_interleave(torch.arange(units), sizes)
+    total = torch.zeros(units, *rows.beliefs.shape[1:]).index_add_(0, place, rows.beliefs)
+    mean = total / sizes.clamp_min(1).view(-1, *[1] * (rows.beliefs.dim() - 1))
+    return Said(mean, rows.labels[starts.clamp_max(len(rows.labels) - 1)], torch.arange(units))

@@ -1,0 +1,111 @@
+"""What is asked of the drawn units at each step: a bounded sum, and how its noisy form becomes a gradient.
+
+Only `sum` looks at private rows. What `gradient` gets has its noise; everything from there on is post-processing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tacit.data._records import Rows
+from tacit.finetune._reading import in_place
+from tacit.gradients import ClippedSum, Engine
+from tacit.gradients._clipping import AdaptiveQuantile, Policy, as_policy
+from tacit.privacy import BoundedSum
+
+Loss = Any  # (model, (inputs, labels)) -> one loss per row
+Gradient = dict[str, Tensor]
+
+
+class Query(Protocol):
+    """What is asked, as plain configuration; `open` makes the one who asks."""
+
+    def open(self, model: nn.Module, loss: Loss, *, expected: float, microbatch: int | None) -> Asker: ...
+
+
+class Asker(Protocol):
+    """Asks at every step of one run, and remembers what a run may remember: released values."""
+
+    def sum(self, rows: Rows, mute: Tensor | None = None) -> BoundedSum:
+        """The sum over the units of these rows. Several sums of one step are added before the noise.
+
+        A unit with a muted row (a bool per row), or one whose rows make model or loss raise, adds exactly zero, in its
+        place. Sums are float64 (or exact), so that their rounding is far below what noise hides; see `Run.train`.
+        """
+
+    def nobody(self) -> BoundedSum:
+        """The sum over no unit."""
+
+    def check(self, inputs: Any, labels: Tensor) -> None:
+        """Try the model on made-up rows like these, before anything is charged."""
+
+    def split(self, noise: float) -> Mapping[str, float] | None:
+        """The noise multiplier of each block, jointly worth `noise`; None: the same noise for every number."""
+
+    def gradient(self, released: Mapping[str, Tensor]) -> Gradient:
+        """What the update gets: the mean gradient, from the noisy sum."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What must survive a crash; released values only."""
+
+    def load(self, state: Mapping[str, Tensor]) -> None: ...
+
+
+@dataclass(frozen=True)
+class ClippedGradient:
+    """The sum of every unit's mean gradient, clipped: DP-SGD's question (Abadi et al., 2016).
+
+    Formal guarantee: one unit adds a vector of L2 norm at most the clip, whatever its rows (`gradients.Engine`); the
+    divisor is the public expected number of units, never the number that was drawn.
+    """
+
+    clip: float | Policy = 1.0
+
+    def __post_init__(self) -> None:
+        if not as_policy(self.clip).bounds({"gradient": ()}):
+            raise ValueError("This clip policy has no bound, so no noise makes its sums private: choose another.")
+        if isinstance(self.clip, AdaptiveQuantile):
+            raise ValueError("A clip that follows a quantile needs its count released as well: use AdpClip.")
+
+    def open(self, model: nn.Module, loss: Loss, *, expected: float, microbatch: int | None) -> Asker:
+        return GradientAsker(Engine(model, loss, clip=self.clip, microbatch=microbatch), expected)
+
+
+class GradientAsker:
+    """Asks an engine."""
+
+    def __init__(self, engine: Engine, expected: float) -> None:
+        self.engine = engine
+        self.expected = expected
+
+    def sum(self, rows: Rows, mute: Tensor | None = None) -> ClippedSum:
+        return in_place(self._sum, rows, mute)
+
+    def _sum(self, rows: Rows, mute: Tensor | None) -> ClippedSum:
+        alone = torch.equal(rows.owner, torch.arange(len(rows.owner), device=rows.owner.device))
+        return self.engine((rows.inputs, rows.labels), units=None if alone else rows.owner, mute=mute)
+
+    def nobody(self) -> ClippedSum:
+        return self.engine.nobody()
+
+    def check(self, inputs: Any, labels: Tensor) -> None:
+        self.engine.learn((inputs, labels), rows=math.ceil(self.expected))
+
+    def split(self, noise: float) -> Mapping[str, float] | None:
+        del noise
+        return None
+
+    def gradient(self, released: Mapping[str, Tensor]) -> Gradient:
+        return {name: value / self.expected for name, value in released.items()}
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        del state

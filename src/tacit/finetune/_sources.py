@@ -1,0 +1,104 @@
+"""Data as people hand it over, and models as they come, made ready for training."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Literal
+
+from torch import nn
+
+from tacit._refusals import Refusal
+from tacit.data._records import Records
+from tacit.data._tensor_records import Table
+from tacit.gradients import refuse_live_statistics
+from tacit.models import scratch, select, with_head
+from tacit.privacy import Unit
+
+
+def as_records(
+    data: Any,
+    unit: Unit | None = None,
+    *,
+    unit_ids: Any = None,
+    rows_each: int | None = None,
+    augment: int | None = None,
+    public: bool = False,
+) -> Records:
+    """(inputs, labels), (inputs, labels, owners), a data set of (input, label) items, or records as they are.
+
+    The result says what its units are. A `unit` that the data do not have is refused, unless they are `public`: nobody
+    is promised anything there. `unit_ids` (or owners) make all rows with the same id one unit, which `unit` names.
+    """
+    if isinstance(data, Records):
+        if rows_each is not None or augment is not None:
+            raise Refusal("rows_each and augment are for tensors and data sets: these decide it.")
+        if unit_ids is not None:
+            raise Refusal("unit_ids are for tensors and data sets: of records, say records.group_by(ids, unit=...).")
+        if not public:
+            agree(data, unit)
+        return data
+    if hasattr(data, "rows") and hasattr(data, "most_rows"):
+        raise Refusal("These records do not say what their units are: give their class a `unit`, such as 'patient'.")
+    if isinstance(data, tuple | list) and len(data) in (2, 3):
+        parts = tuple(data)
+    elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+        parts = (data, None)
+    else:
+        raise Refusal("Data is (inputs, labels), (inputs, labels, owners), a data set, or Records; got neither.")
+    owners = parts[2] if len(parts) == 3 else unit_ids
+    if len(parts) == 3 and unit_ids is not None:
+        raise Refusal("Say whose each row is once: in the data, or as unit_ids=.")
+    if public:
+        return Table(parts[0], parts[1], owners, rows_each=rows_each, augment=augment)
+    if owners is None and unit not in (None, Unit.SAMPLE):
+        raise Refusal(
+            f"unit={str(unit)!r} needs to know whose each row is: give unit_ids, one integer or string per row (all of "
+            "them different, if everybody has one row)."
+        )
+    if owners is not None and unit in (None, Unit.SAMPLE):
+        raise Refusal("Rows have owners, so a unit is more than a sample: say what with unit=, such as 'patient'.")
+    return Table(parts[0], parts[1], owners, unit=unit, rows_each=rows_each, augment=augment)
+
+
+def agree(records: Records, unit: Unit | str | None) -> Unit:
+    """The unit of the records; refused if somebody says that it is another one."""
+    own = Unit(records.unit)
+    if unit is not None and own != Unit(unit):
+        raise Refusal(
+            f"One unit of these data is a {own}, so that nothing would hold for a {unit}: say unit={str(own)!r}, or "
+            f"put together what belongs to each {unit} first, with records.group_by(ids, unit={str(unit)!r})."
+        )
+    return own
+
+
+def told_unit(unit: Unit | str | None, units: Unit | str | None) -> Unit | None:
+    """What the caller says a unit is; `units` is the name that the argument `unit` once had."""
+    if units is not None:
+        if unit is not None:
+            raise Refusal("Say unit= alone: units= is its earlier name.")
+        warnings.warn("units= is now called unit=.", DeprecationWarning, stacklevel=3)
+        unit = units
+    return None if unit is None else Unit(unit)
+
+
+def prepared(
+    model: nn.Module,
+    outputs: int,
+    *,
+    scheme: str,
+    head: Literal["new", "keep"],
+    bias: bool,
+    init: Literal["pretrained", "scratch"],
+    seed: int,
+) -> nn.Module:
+    """The model with its head and its trainable parameters as asked, in evaluation mode."""
+    if head not in ("new", "keep") or init not in ("pretrained", "scratch"):
+        raise Refusal("head is 'new' or 'keep', and init is 'pretrained' or 'scratch'.")
+    if init == "scratch":
+        scratch(model, seed)
+    if head == "new":
+        model = with_head(model, outputs, bias=bias)
+    select(model, scheme)
+    model.eval()
+    refuse_live_statistics(list(model.named_modules()))
+    return model

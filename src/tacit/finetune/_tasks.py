@@ -1,0 +1,136 @@
+"""What a model is to learn: one class per row, or several labels per row. Loss, score and checks, all per row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tacit._refusals import Refusal
+from tacit.finetune._measures import auroc
+
+
+class Task(Protocol):
+    """A loss per row, a score, and what labels must look like."""
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers the model's head gives."""
+
+    @property
+    def measure(self) -> str:
+        """The name of the score that counts."""
+
+    def check(self, labels: Tensor) -> None:
+        """Refuse labels that cannot be; runs before anything is charged."""
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """One loss per row."""
+
+    def beliefs(self, outputs: Tensor) -> Tensor:
+        """Probabilities, which are averaged over the rows of a unit that is scored as one."""
+
+    def right(self, beliefs: Tensor, labels: Tensor) -> Tensor:
+        """How right each row is, in [0, 1]: what a charged evaluation releases the mean of."""
+
+    def sure(self, beliefs: Tensor, labels: Tensor) -> Tensor:
+        """How sure of the right answer each row is, in [0, 1]: 1 less the loss, which is cut (see `cut`)."""
+
+    def scores(self, beliefs: Tensor, labels: Tensor) -> dict[str, float]:
+        """Every measure, in percent, of data that may be looked at."""
+
+
+@dataclass(frozen=True)
+class Classes:
+    """One of `outputs` classes: cross entropy, top-1 accuracy."""
+
+    outputs: int
+
+    @property
+    def measure(self) -> str:
+        return "accuracy"
+
+    def check(self, labels: Tensor) -> None:
+        if labels.is_floating_point() or labels.dtype == torch.bool or labels.dim() != 1:
+            raise Refusal(f"Classes are integers, one per row; got {labels.dtype} in {labels.dim()} dimensions.")
+        if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < self.outputs):
+            raise Refusal(
+                f"Labels must be 0 to {self.outputs - 1}, for {self.outputs} classes; some are not. Give classes= the "
+                "number of classes that there are, or number them from 0."
+            )
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs, labels, reduction="none")
+
+    def beliefs(self, outputs: Tensor) -> Tensor:
+        return outputs.softmax(1)
+
+    def right(self, beliefs: Tensor, labels: Tensor) -> Tensor:
+        return (beliefs.argmax(1) == labels).double()
+
+    def sure(self, beliefs: Tensor, labels: Tensor) -> Tensor:
+        return cut(-beliefs.gather(1, labels[:, None])[:, 0].double().log(), math.log(max(self.outputs, 2)))
+
+    def scores(self, beliefs: Tensor, labels: Tensor) -> dict[str, float]:
+        return {"accuracy": 100 * float(self.right(beliefs, labels).mean())}
+
+
+@dataclass(frozen=True)
+class Labels:
+    """`outputs` labels of which any may hold: binary cross entropy, mean AUROC. NaN: not known, and not counted."""
+
+    outputs: int
+
+    @property
+    def measure(self) -> str:
+        return "auroc"
+
+    def check(self, labels: Tensor) -> None:
+        if not labels.is_floating_point() or labels.dim() != 2 or labels.shape[1] != self.outputs:
+            raise Refusal(
+                f"Several labels are floats, rows x {self.outputs}; got {labels.dtype} in {labels.dim()} dimensions."
+            )
+        known = labels[~labels.isnan()]
+        if len(known) and not (float(known.min()) >= 0 and float(known.max()) <= 1):
+            raise Refusal("A label is between 0 and 1, or NaN where it is not known; some are neither.")
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        known = ~labels.isnan()
+        each = functional.binary_cross_entropy_with_logits(outputs, labels.nan_to_num(), reduction="none")
+        return (each * known).sum(1) / self.outputs
+
+    def beliefs(self, outputs: Tensor) -> Tensor:
+        return outputs.sigmoid()
+
+    def right(self, beliefs: Tensor, labels: Tensor) -> Tensor:
+        known = ~labels.isnan()
+        hits = ((beliefs > 0.5) == (labels > 0.5)) & known
+        return hits.double().sum(1) / known.sum(1).clamp_min(1)
+
+    def sure(self, beliefs: Tensor, labels: Tensor) -> Tensor:
+        known, truth = ~labels.isnan(), labels.nan_to_num().double()
+        said = torch.where(beliefs.isnan(), 1 - truth, beliefs.double())  # no number is wrong, not an error
+        each = functional.binary_cross_entropy(said, truth, reduction="none") * known
+        return cut(each.sum(1) / known.sum(1).clamp_min(1), math.log(2))
+
+    def scores(self, beliefs: Tensor, labels: Tensor) -> dict[str, float]:
+        each = [auroc(beliefs[known, i], labels[known, i]) for i, known in enumerate((~labels.isnan()).T)]
+        there = [value for value in each if value is not None]
+        mean = sum(there) / len(there) if there else float("nan")
+        return {"auroc": 100 * mean, "accuracy": 100 * float(self.right(beliefs, labels).mean())}
+
+
+def cut(loss: Tensor, blind: float) -> Tensor:
+    """1 where a loss is 0, 0 where it is twice that of a blind guess or more, or no number."""
+    return 1 - (loss / (2 * blind)).nan_to_num(nan=1.0).clamp(0, 1)
+
+
+def outputs_of(model: nn.Module, inputs: Any) -> Tensor:
+    """What a model says of some rows: its output, or the `logits` of what transformers models return."""
+    out = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+    return getattr(out, "logits", out)  # type: ignore[no-any-return]

@@ -1,0 +1,174 @@
+"""From a released gradient to new weights. All of it is post-processing: it reads nothing private and costs nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from tacit import _checkpoints as checkpoints
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """How a step is taken: the rule, its learning rate over time, and which weights are handed out in the end.
+
+    `average`: "ema" hands out an exponential moving average of the weights (`decay`), "swa" the plain mean over the
+    last part of the run (from `swa_start` on, a share of the steps). `free_step`: after the last release, one more step
+    along the momentum buffer. The schedule "debiased" makes of the momentum buffer what Adam calls its first moment.
+    """
+
+    rule: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.9
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+    schedule: Literal["constant", "cosine", "linear", "debiased"] = "constant"
+    warmup: int = 0
+    average: Literal["none", "ema", "swa"] = "none"
+    decay: float = 0.99
+    swa_start: float = 0.5
+    free_step: bool = False
+
+    def __post_init__(self) -> None:
+        if not (0 < self.lr < math.inf and 0 <= self.momentum < 1 and self.weight_decay >= 0):
+            raise ValueError("lr is above 0, momentum in [0, 1) and weight_decay not negative.")
+        if not (0 <= self.decay < 1 and 0 <= self.swa_start < 1 and self.warmup >= 0):
+            raise ValueError("decay and swa_start are in [0, 1), and warmup is a number of steps.")
+        if self.free_step and not (self.rule == "sgd" and self.momentum > 0):
+            raise ValueError("A free step goes along the momentum buffer: it needs sgd with momentum.")
+        if self.schedule == "debiased" and (self.rule != "sgd" or self.warmup):
+            raise ValueError("The schedule 'debiased' is for the momentum of sgd from its first step on: no warmup.")
+
+    def rate(self, step: int, steps: int) -> float:
+        """The learning rate of a step."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        if self.schedule == "constant":
+            return self.lr
+        if self.schedule == "debiased":  # m / (1 - b^t) of Kingma & Ba (2015), where m is (1 - b) times the buffer
+            return self.lr * (1 - self.momentum) / (1 - self.momentum ** (step + 1))
+        done = (step - self.warmup) / max(1, steps - self.warmup)
+        return self.lr * (0.5 * (1 + math.cos(math.pi * done)) if self.schedule == "cosine" else 1 - done)
+
+
+class Options(TypedDict, total=False):
+    """The fields of `Update`, for functions that pass them on."""
+
+    rule: Literal["sgd", "adam", "adamw"]
+    lr: float
+    momentum: float
+    betas: tuple[float, float]
+    weight_decay: float
+    schedule: Literal["constant", "cosine", "linear", "debiased"]
+    warmup: int
+    average: Literal["none", "ema", "swa"]
+    decay: float
+    swa_start: float
+    free_step: bool
+
+
+class Updater:
+    """Takes the steps of one run."""
+
+    def __init__(self, update: Update, parameters: Mapping[str, nn.Parameter], steps: int) -> None:
+        self._update = update
+        self._parameters = dict(parameters)
+        self._steps = steps
+        self._optimiser = _optimiser(update, list(self._parameters.values()))
+        self._mean: dict[str, Tensor] = {}
+        self._counted = 0
+
+    @property
+    def names(self) -> set[str]:
+        """What is updated."""
+        return set(self._parameters)
+
+    def step(self, gradient: Mapping[str, Tensor], number: int) -> None:
+        """Step `number` of the run, from its released gradient."""
+        for group in self._optimiser.param_groups:
+            group["lr"] = self._update.rate(number, self._steps)
+        for name, parameter in self._parameters.items():
+            parameter.grad = gradient[name].to(parameter.dtype).to(parameter.device)
+        self._optimiser.step()
+        self._optimiser.zero_grad()
+        if number + 1 == self._steps and self._update.free_step:
+            self._follow_momentum()
+        self._note(number)
+
+    @contextmanager
+    def handed_out(self) -> Iterator[None]:
+        """The weights that are handed out, for as long as it takes to look at them."""
+        if not self._mean:
+            yield
+            return
+        kept = {name: p.detach().clone() for name, p in self._parameters.items()}
+        self.hand_out()
+        try:
+            yield
+        finally:
+            _copy(self._parameters, kept)
+
+    def hand_out(self) -> None:
+        """Leave the averaged weights in the model, if there are any."""
+        if self._mean:
+            _copy(self._parameters, self._mean)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What a checkpoint keeps: all of it made of released values."""
+        tensors, scalars = checkpoints.optimiser_state(self._optimiser)
+        tensors |= {f"weight.{name}": p.detach() for name, p in self._parameters.items()}
+        tensors |= {f"mean.{name}": value for name, value in self._mean.items()}
+        return tensors, {"scalars": scalars, "counted": self._counted}
+
+    def load(self, tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> None:
+        _copy(self._parameters, {name: tensors[f"weight.{name}"] for name in self._parameters})
+        self._mean = {
+            name: tensors[f"mean.{name}"].to(p.device)
+            for name, p in self._parameters.items()
+            if f"mean.{name}" in tensors
+        }
+        self._counted = int(facts["counted"])
+        checkpoints.load_optimiser(self._optimiser, tensors, facts["scalars"])
+
+    def _follow_momentum(self) -> None:
+        rate = self._optimiser.param_groups[0]["lr"]
+        with torch.no_grad():
+            for parameter in self._parameters.values():
+                buffer = self._optimiser.state[parameter].get("momentum_buffer")
+                if buffer is not None:
+                    parameter.sub_(buffer, alpha=rate)
+
+    def _note(self, number: int) -> None:
+        """Take the new weights into the average."""
+        how = self._update.average
+        if how == "none" or (how == "swa" and number < self._update.swa_start * self._steps):
+            return
+        self._counted += 1
+        weight = 1 / self._counted
+        if how == "ema":  # the first steps weigh as in a plain mean, so that the start is forgotten
+            weight = max(weight, 1 - self._update.decay)
+        for name, parameter in self._parameters.items():
+            now = parameter.detach()
+            mean = self._mean.get(name)
+            self._mean[name] = now.clone() if mean is None else mean.lerp(now, weight)
+
+
+def _optimiser(update: Update, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    if update.rule == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=update.lr, momentum=update.momentum, weight_decay=update.weight_decay, foreach=True
+        )
+    kind = torch.optim.Adam if update.rule == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=update.lr, betas=update.betas, weight_decay=update.weight_decay, foreach=True)
+
+
+def _copy(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(values[name])

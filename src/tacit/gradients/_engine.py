@@ -1,0 +1,388 @@
+"""The engine: one forward, one backward, and the sum over privacy units of their clipped gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit.gradients import _validation as learning
+from tacit.gradients._batches import change, count_rows, leaves, row_shapes, rows_of
+from tacit.gradients._clipping import Policy, as_policy
+from tacit.gradients._fallback import row_gradients
+from tacit.gradients._grad_factors import wide
+from tacit.gradients._grouping import group, muted, parts
+from tacit.gradients._isolation import Loss, RowsMixed, buffers_of, put_back, undisturbed, wrong_shape
+from tacit.gradients._numbers import plain_numbers
+from tacit.gradients._parameter_swap import Slots, refuse_live_statistics
+from tacit.gradients._recorder import Misfit, Plan, Recorder
+from tacit.gradients._result import ClippedSum, Tally
+from tacit.gradients._spot import check_unit, due
+from tacit.gradients._synthetic import constant
+from tacit.gradients._traced_parameter import plain
+from tacit.gradients._units import Units
+
+OF_THE_MACHINE = (MemoryError, torch.OutOfMemoryError)
+_KEPT = 192 * 2**20  # bytes of activations and output gradients that one pass keeps on a CPU
+
+
+class Engine:
+    """Clipped gradient sums of one model under one loss, step after step.
+
+    `per_sample_loss(model, batch)` returns one loss per row; `clip` is a number or a policy. `microbatch` bounds the
+    rows in memory at a time; the result does not depend on it. Call the engine with a batch to get its `ClippedSum`.
+
+    Formal guarantee: each privacy unit adds to every block of the sum a vector of L2 norm at most the block's bound,
+    for any values in the batch, provided that the model and the loss keep rows apart (checked on synthetic rows, see
+    `learn`, and now and then on a real unit, see `spot`: that may stop a run, before its step is released).
+    Who is there changes nobody else's arithmetic: sums are float64, a unit whose rows fail or take an unchecked way is
+    found by running it alone, its rows are replaced in place, and it is added by itself or is exactly zero. What
+    remains: the model computes in its own dtype, and a kernel may give a row other last bits in a batch of another
+    size. On CPUs it was measured that rows in passes of 16 and more have the same bits whatever the size and place; in
+    smaller ones they differ by some 1e-6 of a gradient in float32, which concerns 15 units at most.
+    """
+
+    def __init__(
+        self, model: nn.Module, per_sample_loss: Loss, *, clip: float | Policy, microbatch: int | None = None
+    ) -> None:
+        if microbatch is not None and microbatch < 1:
+            raise ValueError(f"microbatch must be at least 1 row, not {microbatch}.")
+        self.model = model
+        self.per_sample_loss = per_sample_loss
+        self.clip = as_policy(clip)
+        self.microbatch = microbatch
+        self._slots = Slots(model)
+        self._plan = learning.blank_plan(model)
+        self._plans: dict[Any, Plan] = {}
+        self._calls = 0
+        self.replaced: Tensor | None = None  # private: in which rows' places others stood in the last sum, if any
+        self.checking = False  # during passes of which nothing enters a sum, for losses that note what they see
+
+    @property
+    def served(self) -> dict[str, str]:
+        """Which rule serves each parameter; known after `learn` or the first sum."""
+        return dict(self._plan.served)
+
+    def learn(self, batch: Any, *, rows: int | None = None) -> None:
+        """Check the model on synthetic rows shaped like this batch; the first sum does it by itself.
+
+        As many rows at a time as the batch has (or as it will have: `rows`) and as fit. Again for rows of another
+        shape, for more rows than ever before, when modules were replaced or went from evaluation to training or back,
+        when integers (masks, labels) vary where they did not before, and when a number changed that the loss or the
+        model could decide by: earlier checks say nothing of these.
+        """
+        circumstances = (self._slots.modes(self.model), tuple(_varies(t) for t in leaves(batch)))
+        if circumstances not in self._plans:
+            self._plans[circumstances] = learning.blank_plan(self.model, self._plan.said)
+        self._plan = plan = self._plans[circumstances]
+        known = (plan, self.model, self.per_sample_loss, self._slots, batch)
+        if plan.learning:
+            learning.learn(*known, self._watch)
+        numbers = hash(plain_numbers(self.model, self.per_sample_loss))
+        if numbers not in plan.numbers:
+            plan.numbers.add(numbers)
+            if len(plan.numbers).bit_count() == 1:  # a counter changes at every step: look again ever more rarely
+                plan.checked.clear()
+                plan.largest = 0.0
+        shapes = row_shapes(batch)
+        if shapes not in plan.checked and not plan.by_row:
+            few = min(learning.FEWEST, max(3, count_rows(batch)))
+            learning.check_again(*known, few, self._watch)
+            plan.checked[shapes] = few
+        together = min(max(rows or 0, count_rows(batch)), self._rows_at_once(batch, rows))
+        size = together * sum(t[0:1].numel() for t in leaves(batch))
+        fast = not plan.by_row and plan.folds.get(shapes) is not None
+        if fast and together > plan.checked[shapes] and size > plan.largest:
+            learning.check_again(*known, together, self._watch)
+            plan.checked[shapes], plan.largest = together, size
+
+    def __call__(
+        self, batch: Any, *, units: Any = None, clip: float | Policy | None = None, mute: Any = None
+    ) -> ClippedSum:
+        """The sum over units of clip(mean gradient of the unit's rows); every row is a unit unless `units` labels them.
+
+        `clip` replaces the engine's own for this step (a bound that follows the data). `mute` is one boolean per row: a
+        unit with a muted row contributes exactly zero, while its rows keep their places, so that shapes and sums are
+        those of a batch in which nobody is muted. What stands in such rows does not matter, if the shape is right.
+        """
+        policy = self.clip if clip is None else as_policy(clip)
+        rows = count_rows(batch)
+        grouped = group(units, rows, next(leaves(batch)).device)
+        silent = muted(mute, grouped)
+        self._refuse_changes()
+        self.replaced = None
+        tally = Tally(policy, {n: wide(p.detach()) for n, p in self._slots.parameters.items()}, grouped.count)
+        if rows == 0:
+            return tally.result()
+        self.learn(batch)
+        state, spot = buffers_of(self.model), self._spot(grouped.count)
+        for part, members in parts(grouped, self._rows_at_once(batch)):
+            put_back(self.model, state)  # what a forward advances (a power iteration) is the same for every part
+            quiet = None if silent is None else silent[members]
+            odd = self._add(tally, batch, part, members, grouped, quiet)
+            if not bool(odd.any()):
+                self._look_at(members == spot, tally, batch, part, grouped, state)
+            for unit in members[odd].tolist():
+                put_back(self.model, state)
+                self._add_odd(tally, batch, torch.nonzero(grouped.of_row == unit).flatten(), unit, rows)
+        return tally.result()
+
+    def each(self, batch: Any, *, units: Any = None, public: bool = False) -> Iterator[dict[str, Tensor]]:
+        """The mean gradient of every unit, built and not clipped, some units at a time: (units, *shape) each.
+
+        For sums that need more of a gradient than its norm: whoever asks has to bound what it makes of these. A unit
+        that cannot be computed has a gradient that is not a number. Memory holds the gradients of `microbatch` rows, or
+        of as many as fit. The checks are those of a sum; of `public` rows nobody is looked at during the run (see
+        `spot`).
+        """
+        rows = count_rows(batch)
+        self._refuse_changes()
+        if rows == 0:
+            return
+        grouped = group(units, rows, next(leaves(batch)).device)
+        self.learn(batch)
+        state, spot = buffers_of(self.model), -1 if public else self._spot(grouped.count)
+        tally = Tally(self.clip, {n: wide(p.detach()) for n, p in self._slots.parameters.items()}, 0)
+        size = sum(wide(p).nbytes for p in self._slots.parameters.values())
+        for part, members in parts(grouped, min(self._rows_at_once(batch), max(1, _KEPT // size))):
+            put_back(self.model, state)
+            built, odd = self._build(batch, part, members, grouped)
+            if not bool(odd.any()):
+                self._look_at(members == spot, tally, batch, part, grouped, state)
+            for place in torch.nonzero(odd).flatten().tolist():
+                mine = torch.nonzero(grouped.of_row == members[place]).flatten()
+                put_back(self.model, state)
+                found = self._row_by_row(batch, mine, rows)
+                for name, value in built.items():
+                    value[place] = torch.nan if found is None else found[0][name].to(value.dtype)
+            yield built
+
+    def nobody(self, clip: float | Policy | None = None) -> ClippedSum:
+        """The sum over no unit at all: zeros, with the bounds of any other sum."""
+        policy = self.clip if clip is None else as_policy(clip)
+        return Tally(policy, {n: wide(p.detach()) for n, p in self._slots.parameters.items()}, 0).result()
+
+    def outdated(self) -> bool:
+        """Whether the model's trainable parameters are no longer those that the engine was made for."""
+        current = {id(p) for p in self.model.parameters() if p.requires_grad}
+        return current != {id(p) for p in self._slots.parameters.values()}
+
+    def _rows_at_once(self, batch: Any, rows: int | None = None) -> int:
+        """As the user says; else on a CPU so many that what is kept stays near the caches, which is faster as well."""
+        if self.microbatch is not None:
+            return self.microbatch
+        rows = max(rows or 0, count_rows(batch))
+        kept = self._plan.kept.get(row_shapes(batch), 0)
+        if kept == 0 or next(iter(self._slots.parameters.values())).device.type != "cpu":
+            return rows
+        return math.ceil(rows / max(math.ceil(rows * kept / _KEPT), 1))
+
+    def _watch(self, batch: Any, units: Units) -> tuple[Recorder, Tensor]:
+        """One forward and one backward under watch."""
+        recorder = Recorder(self._slots.parameters, units, self._plan)
+        with self._slots.watched(recorder):
+            with torch.enable_grad():
+                losses = plain(self.per_sample_loss(self.model, batch))
+            if losses.shape != (units.rows,):
+                raise wrong_shape(losses.shape, units.rows)
+            recorder.forward_done()
+            with torch.autocast(losses.device.type, enabled=False):
+                if losses.requires_grad:
+                    torch.autograd.backward(losses, torch.ones_like(losses))
+                with torch.no_grad():
+                    recorder.backward_done()
+        expected = self._plan.folds.get(row_shapes(batch), recorder.folds)
+        if losses.requires_grad and recorder.folds != expected:
+            odd = recorder.folds - expected if expected is not None else recorder.folds
+            raise Misfit(next(iter(odd or recorder.folds))[0])
+        return recorder, losses.detach()
+
+    def _pass(self, batch: Any, part: Tensor, grouped: Units) -> tuple[Recorder | None, Tensor, Units, Tensor]:
+        """One pass over some units: what the rules saw, the losses, the units, and which of them are odd.
+
+        A unit is odd if its rows, alone, take a way that was not checked or raise. Its rows are then replaced in place
+        by those of a unit that is not, so that the pass has the same shapes and everybody else the same arithmetic.
+        """
+        local = grouped if part.numel() == grouped.rows else grouped.part(part)
+        odd = torch.zeros(local.count, dtype=torch.bool, device=part.device)
+        if self._plan.by_row or self._plan.folds.get(row_shapes(batch)) is None:
+            return None, part, local, ~odd
+        try:
+            recorder, losses = self._watch(rows_of(batch, part, grouped.rows), local)
+            return recorder, losses, local, odd
+        except OF_THE_MACHINE:
+            raise
+        except Exception as error:  # in silence: the values of private rows must not decide what is printed
+            self._blame_the_code(batch, error)
+        for unit in range(local.count):
+            mine = part[local.of_row == unit]
+            odd[unit] = not self._fits(rows_of(batch, torch.cat([mine, mine]), grouped.rows), 2 * mine.numel())
+        if not bool(odd.all()):
+            replaced = odd[local.of_row]
+            self.replaced = (
+                torch.zeros_like(grouped.of_row, dtype=torch.bool) if self.replaced is None else self.replaced
+            )
+            self.replaced[part[replaced]] = True
+            index = torch.where(replaced, part[torch.nonzero(~replaced)[0, 0]], part)
+            try:
+                recorder, losses = self._watch(rows_of(batch, index, grouped.rows), local)
+                return recorder, losses, local, odd
+            except OF_THE_MACHINE:
+                raise
+            except Exception:  # only together: the model decides by the whole batch
+                pass
+        return None, part, local, torch.ones_like(odd)
+
+    def _spot(self, units: int) -> int:
+        """The unit that is looked at in this call; -1: nobody."""
+        self._calls += 1
+        found = due(self._calls - 1, units)
+        return -1 if found is None else found
+
+    def _look_at(self, which: Tensor, tally: Tally, batch: Any, part: Tensor, grouped: Units, state: Any) -> None:
+        """The check during the run, see `spot`, of the unit that is marked, if one is."""
+        if not bool(which.any()) or (self.microbatch and part.numel() > self.microbatch):
+            return
+        unit = int(torch.nonzero(which)[0, 0])
+        local = grouped if part.numel() == grouped.rows else grouped.part(part)
+        with self._on_the_side(), undisturbed(self.model):
+            put_back(self.model, state)
+            try:
+                check_unit(self._watch, tally, batch, part, local, unit, self._plan.coarse)
+            except (RowsMixed, *OF_THE_MACHINE):
+                raise
+            except Exception:  # rows that fail say nothing about mixing
+                return
+
+    @contextmanager
+    def _on_the_side(self) -> Iterator[None]:
+        self.checking = True
+        try:
+            yield
+        finally:
+            self.checking = False
+
+    def _fits(self, batch: Any, rows: int) -> bool:
+        """Whether these rows take a way that was checked."""
+        try:
+            with self._on_the_side():
+                self._watch(batch, Units.singletons(rows, next(leaves(batch)).device))
+        except OF_THE_MACHINE:
+            raise
+        except Exception:  # whatever rows can do
+            return False
+        return True
+
+    def _blame_the_code(self, batch: Any, error: Exception) -> None:
+        """Raise if rows that passed the checks fail as well: then it is not the values of private rows."""
+        specimen = self._plan.specimens.get(row_shapes(batch))
+        if isinstance(error, Misfit) or specimen is None:
+            return
+        with (
+            self._on_the_side(),
+            undisturbed(self.model),
+        ):  # the first error's message may quote private values, so this one is raised
+            given = change(specimen, Tensor.clone)
+            list(row_gradients(self.model, self._loss, self._slots.parameters, given, torch.arange(1), 2))
+
+    def _add(
+        self, tally: Tally, batch: Any, part: Tensor, members: Tensor, grouped: Units, quiet: Tensor | None
+    ) -> Tensor:
+        """Clip and add some units; returns which of them have to be added one by one, because they are odd."""
+        if self.microbatch is not None and part.numel() > self.microbatch and not self._plan.by_row:
+            added = self._add_large_unit(tally, batch, part, members, grouped.rows, quiet)
+            return torch.full((1,), not added, dtype=torch.bool, device=part.device)
+        recorder, losses, local, odd = self._pass(batch, part, grouped)
+        silent = odd if quiet is None else odd | quiet
+        if recorder is not None:
+            tally.add(recorder.settled, local, members, local.mean(losses), silent if bool(silent.any()) else None)
+        else:
+            tally.leave_out(members[silent])
+        return odd if quiet is None else odd & ~quiet
+
+    def _add_large_unit(
+        self, tally: Tally, batch: Any, part: Tensor, members: Tensor, rows: int, quiet: Tensor | None
+    ) -> bool:
+        """A unit with more rows than fit: add up its gradient chunk by chunk first, then clip it."""
+        if quiet is not None and bool(quiet.all()):
+            tally.leave_out(members)
+            return True
+        total = tally.zeros()
+        losses = []
+        for chunk in torch.split(part, self.microbatch or part.numel()):
+            local = Units(torch.zeros_like(chunk), 1)
+            try:
+                recorder, loss = self._watch(rows_of(batch, chunk, rows), local)
+            except OF_THE_MACHINE:
+                raise
+            except Exception as error:
+                self._blame_the_code(batch, error)
+                return False
+            share = torch.full((1,), chunk.numel() / part.numel(), dtype=torch.float64, device=loss.device)
+            for name, piece in recorder.settled.items():
+                total[name] += piece.weighted_sum(share, local, None)
+            losses.append(loss)
+        tally.add_built(total, members, torch.cat(losses).mean()[None])
+        return True
+
+    def _add_odd(self, tally: Tally, batch: Any, mine: Tensor, unit: int, rows: int) -> None:
+        """A unit by plain autograd, row by row; if that fails as well, it contributes nothing."""
+        member = torch.tensor([unit], device=mine.device)
+        found = self._row_by_row(batch, mine, rows)
+        if found is None:
+            tally.leave_out(member)
+        else:
+            tally.add_built(found[0], member, found[1])
+
+    def _row_by_row(self, batch: Any, mine: Tensor, rows: int) -> tuple[dict[str, Tensor], Tensor] | None:
+        """The mean gradient and loss of these rows in float64; None if they cannot be computed."""
+        parameters = self._slots.parameters
+        total = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in parameters.items()}
+        loss = torch.zeros(1, dtype=torch.float64, device=mine.device)
+        try:
+            for value, row in row_gradients(self.model, self._loss, parameters, batch, mine, rows):
+                loss += value.double() / mine.numel()
+                for name, gradient in row.items():
+                    total[name] += gradient.double() / mine.numel()
+        except OF_THE_MACHINE:
+            raise
+        except Exception as error:
+            self._blame_the_code(batch, error)
+            return None
+        return total, loss
+
+    def _build(self, batch: Any, part: Tensor, members: Tensor, grouped: Units) -> tuple[dict[str, Tensor], Tensor]:
+        """The gradient of each of these units, and which of them are odd."""
+        parameters = self._slots.parameters
+        built: dict[str, Tensor] = {}
+        odd = torch.ones(len(members), dtype=torch.bool, device=part.device)
+        if self.microbatch is None or part.numel() <= self.microbatch:
+            recorder, losses, local, odd = self._pass(batch, part, grouped)
+            if recorder is not None:
+                with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
+                    built = {name: piece.build(local).values for name, piece in recorder.settled.items()}
+        missing = {n: p for n, p in parameters.items() if n not in built}
+        built |= {n: wide(p.detach()).new_zeros(len(members), *p.shape) for n, p in missing.items()}
+        return built, odd
+
+    def _loss(self, batch: Any) -> Tensor:
+        with torch.enable_grad():
+            return self.per_sample_loss(self.model, batch)
+
+    def _refuse_changes(self) -> None:
+        refuse_live_statistics(self._slots.normalisers)
+        if changed := self._slots.changed(self.model):
+            raise ValueError(
+                f"{len(changed)} trainable parameters were created, replaced or unfrozen after the engine: "
+                f"{', '.join(changed[:10])}{', …' if len(changed) > 10 else ''}. Make a new Engine once the model is "
+                f"complete."
+            )
+
+
+def _varies(t: Tensor) -> bool:
+    """Whether integers differ; floats are drawn anew in any case."""
+    return t.is_floating_point() or t.is_complex() or not constant(t)

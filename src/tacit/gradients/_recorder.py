@@ -1,0 +1,223 @@
+"""The recorder: collects, during one forward and one backward, what each parameter's rule saw."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from tacit.gradients._grad_factors import Lookup, PerRow, PerUnit, Piece, Settled, join
+from tacit.gradients._traced_parameter import Handle, Target
+from tacit.gradients._units import Units
+
+T = TypeVar("T")
+# A kind of call: the function, the parameters, and how many dimensions the other tensors have.
+Call = tuple[Any, tuple[str, ...], tuple[int, ...]]
+
+
+class Misfit(Exception):
+    """A use of a parameter whose rows the engine cannot tell apart; the engine then takes the slow path."""
+
+
+@dataclass
+class Plan:
+    """What was learnt once, on synthetic rows, and holds for every batch."""
+
+    batch_dim: dict[str, int] = field(
+        default_factory=dict
+    )  # where the rows are, per parameter; 0 unless found otherwise
+    enters: dict[Call, bool] = field(default_factory=dict)
+    rowed: dict[Call, tuple[bool, ...]] = field(default_factory=dict)  # slow path: which arguments have rows
+    folds: dict[Any, Counter[tuple[str, int]] | None] = field(default_factory=dict)  # by the shapes of a row
+    checked: dict[Any, int] = field(default_factory=dict)  # how many rows at a time, by the shapes of a row
+    specimens: dict[Any, Any] = field(default_factory=dict)  # synthetic rows that passed, by the shapes of a row
+    served: dict[str, str] = field(default_factory=dict)  # parameter -> rule
+    constants: frozenset[int] = frozenset()  # storages of buffers and frozen parameters
+    said: set[tuple[str, str]] = field(default_factory=set)  # which slow paths the user was told of
+    coarse: bool = False  # whether the rules saw bfloat16 or float16
+    kept: dict[Any, float] = field(
+        default_factory=dict
+    )  # bytes per row until the sum is formed, by the shapes of a row
+    largest: float = 0.0  # numbers in the largest batch that was checked
+    numbers: set[int] = field(default_factory=set)  # what the model and the loss could decide by, as hashes
+    by_row: bool = False  # nothing but plain autograd, row by row, serves this model
+    learning: bool = True
+
+    def forget(self) -> None:
+        """Start again with another number of rows."""
+        for learnt in (self.batch_dim, self.enters, self.rowed, self.folds, self.served, self.kept):
+            learnt.clear()
+
+
+class Recorder:
+    """Watches one pass. Rules call `record` from inside the backward."""
+
+    def __init__(self, parameters: dict[str, Tensor], units: Units, plan: Plan) -> None:
+        self.parameters = parameters
+        self.units = units
+        self.plan = plan
+        self.anchor = torch.zeros((), requires_grad=True)  # makes every watched output part of the graph
+        self.settled: dict[str, Settled] = {}
+        self._pieces: dict[str, list[Piece]] = defaultdict(list)
+        self._computed: list[tuple[Target, Piece]] = []
+        self._leaves: dict[str, Tensor] = {}
+        self.folds: Counter[tuple[str, int]] = Counter()
+        self._uses: Counter[str] = Counter()
+        self._forward = True
+        self.closed = False  # after the pass: a handle that the model kept is a plain value
+
+    def handle(self, name: str) -> Handle:
+        return Handle.of(self.parameters[name], self, (name,))
+
+    def leaf(self, name: str) -> Tensor:
+        """A copy of the parameter that starts a graph, for what is computed from parameters alone."""
+        if name not in self._leaves:
+            self._leaves[name] = self.parameters[name].detach().requires_grad_()
+        return self._leaves[name]
+
+    # -- during the forward
+
+    def enters(self, func: Any, args: Any, kwargs: Any, handles: list[Handle], others: list[Tensor]) -> bool:
+        """Whether here the parameter meets the rows of the batch (otherwise it is computed on alone)."""
+        call = call_of(func, others, handles)
+        if self.plan.learning:
+            found = any(self._has_rows(t) for t in others) or _expands(func, args, kwargs, handles, self.units.rows)
+            self.learns(self.plan.enters, call, found)
+        elif call not in self.plan.enters:  # a branch that no synthetic row took: shapes alone would be a guess
+            raise Misfit(call[1][0])
+        return self.plan.enters[call]
+
+    def learns(self, known: dict[Call, T], call: Call, found: T) -> None:
+        """Note what a kind of call does; two calls of a kind that do different things cannot be told apart later."""
+        if known.setdefault(call, found) != found:
+            raise Misfit(call[1][0])
+
+    def uses(self, value: Any, rule: str) -> Target | None:
+        """Note that a rule serves this argument; None if it is not a trainable one."""
+        if not isinstance(value, Handle):
+            return None
+        target = value.target
+        if self._forward:
+            self._uses.update(target.names)
+        if self.plan.learning:
+            for name in target.names:
+                self.plan.served.setdefault(name, rule)
+        return target
+
+    def without_rule(self, func: Any, args: Any, kwargs: Any, handles: list[Handle]) -> Any:
+        from tacit.gradients._fallback import per_row_by_vmap
+
+        return per_row_by_vmap(self, func, args, kwargs, handles)
+
+    def _has_rows(self, tensor: Tensor) -> bool:
+        if tensor.dim() == 0 or tensor.numel() == 0:
+            return False
+        fits = tensor.shape[0] % self.units.rows == 0 or self.units.rows in tensor.shape[1:2]
+        return fits and tensor.untyped_storage().data_ptr() not in self.plan.constants
+
+    def forward_done(self) -> None:
+        self._forward = False
+
+    # -- during the backward
+
+    def rows_first(self, target: Target, tensor: Tensor) -> Tensor:
+        """(…rows…) -> (rows, rest of that dimension, …)."""
+        self.learns_rows(target, tensor)
+        dim = self.plan.batch_dim[target.names[0]]
+        rows = self.units.rows
+        if dim >= tensor.dim() or tensor.shape[dim] % rows or tensor.shape[dim] == 0:
+            raise Misfit(target.names[0])
+        if dim:
+            tensor = tensor.movedim(dim, 0)
+        self.folds[target.names[0], tensor.shape[0] // rows] += 1
+        return tensor.reshape(rows, tensor.shape[0] // rows, *tensor.shape[1:])
+
+    def learns_rows(self, target: Target, tensor: Tensor) -> None:
+        """While learning: find the dimension that the rows are in."""
+        if not self.plan.learning:
+            return
+        name, rows = target.names[0], self.units.rows
+        dim = self.plan.batch_dim.setdefault(name, 0)
+        if dim == 0 and tensor.shape[0] % rows and rows in tensor.shape[1:3]:
+            self.plan.batch_dim[name] = 1 + tensor.shape[1:3].index(rows)
+
+    def record(self, target: Target, piece: Piece) -> None:
+        """Keep what one use of a parameter contributes, in its cheapest form."""
+        if self.plan.learning:
+            self.plan.coarse |= piece.itemsize < 4
+        if target.origin is not None:
+            self._computed.append((target, piece))
+            return
+        name = target.names[0]
+        if self._uses[name] == 1 and name not in self.settled:
+            self.settled[name] = piece.settle(self.units)
+        else:
+            self._pieces[name].append(piece)
+
+    # -- afterwards
+
+    def backward_done(self) -> None:
+        """Join the uses of each parameter."""
+        for target, piece in self._computed:
+            self._pull_back(target, piece)
+        for name, pieces in self._pieces.items():
+            pieces += [self.settled[name]] if name in self.settled else []
+            self.settled[name] = join(pieces, self.units)
+        self._computed.clear()
+        self._pieces.clear()
+        self._leaves.clear()
+
+    def _pull_back(self, target: Target, piece: Piece) -> None:
+        """From the gradient of a computed value to those of its parameters, unit by unit."""
+        if target.origin is None:
+            raise ValueError(f"{target.names[0]} was not computed from parameters: there is nothing to pull back to.")
+        if target.lines is not None and isinstance(piece, PerRow):
+            self._pieces[target.names[0]].append(self._at_lines(target, target.lines, piece))
+            return
+        values = piece.settle(self.units).build(self.units).values
+        leaves = [self.leaf(name) for name in target.names]
+        values = values.reshape(-1, *target.origin.shape).to(target.origin.dtype)
+        found = torch.autograd.grad(
+            target.origin, leaves, values, retain_graph=True, allow_unused=True, is_grads_batched=True
+        )
+        for name, grad in zip(target.names, found, strict=True):
+            if grad is not None:
+                self._pieces[name].append(PerUnit(grad))
+
+    def _at_lines(self, target: Target, lines: Tensor, piece: PerRow) -> Piece:
+        rows, table = self.units.rows, self.parameters[target.names[0]]
+        ids = lines.reshape(1, -1).expand(rows, -1)
+        return Lookup(ids, piece.values.reshape(rows, ids.shape[1], -1), tuple(table.shape))
+
+
+def call_of(func: Any, others: list[Tensor], handles: list[Handle]) -> Call:
+    if len(handles) == 1:
+        names = handles[0].__dict__["target"].names
+    else:
+        names = tuple(name for h in handles for name in h.target.names)
+    return func, names, tuple([t.dim() for t in others])
+
+
+def _expands(func: Any, args: Any, kwargs: Any, handles: list[Handle], rows: int) -> bool:
+    """Whether the function repeats the parameter once per row (a class token)."""
+    if func not in EXPANDING:
+        return False
+    before = handles[0].plain
+    after = func(*[a.plain if isinstance(a, Handle) else a for a in args], **kwargs)
+    if after.dim() == 0 or after.shape[0] % rows:
+        return False
+    return bool(after.dim() > before.dim() or before.shape[0] == 1)
+
+
+EXPANDING = {
+    torch.Tensor.expand,
+    torch.Tensor.expand_as,
+    torch.Tensor.repeat,
+    torch.Tensor.broadcast_to,
+    torch.broadcast_to,
+    torch.Tensor.tile,
+    torch.tile,
+}

@@ -1,0 +1,209 @@
+"""A clipped sum, its bounds, and what only the curator may see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tacit.gradients._clipping import Policy
+from tacit.gradients._grad_factors import PerUnit, Settled
+from tacit.gradients._norms import square_norms
+from tacit.gradients._units import Units
+
+_SMALL = 1 << 12  # gradients per unit below this size are handled together
+
+
+@dataclass(frozen=True, repr=False)
+class Private:
+    """Facts about private rows, for the curator alone."""
+
+    norms: Tensor  # one per unit, in the order of the labels; rounded up, never down
+    factors: Tensor
+
+    @property
+    def clipped(self) -> float:
+        """The share of units that were scaled down."""
+        return float((self.factors < 1).double().mean()) if self.factors.numel() else 0.0
+
+    @property
+    def nonfinite(self) -> int:
+        """How many units had a gradient that was not finite; they contributed nothing."""
+        return int((~torch.isfinite(self.norms)).sum())
+
+    def __repr__(self) -> str:
+        return "Private(…)"
+
+
+@dataclass(frozen=True)
+class ClippedSum:
+    """The sum over units of their clipped gradients.
+
+    Formal guarantee: what one unit adds to the entries `blocks[b]` of `sum`, taken together, has L2 norm at most
+    `bounds[b]`. A sum without bounds is not private and must not be released as such.
+
+    Rounding: `sum` is float64, products and additions, until it is released. Each entry rounds at most R times on its
+    way (a run of 4,096 outer products or a unit's positions, then the runs, then the parts of a batch: R <= 2^13), so
+    the sum of n units is off by at most E = R 2^-53 n k bound, where k = max_u f_u S_u / bound, f_u is unit u's factor
+    and S_u = sum_t |a_t| |b_t| over the outer products a_t b_t^T of its gradient. k is 1 where gradients are built or
+    have one position; else norms are at least 2^-9.4 S_u (float32; 2^-22 S_u in float64), so that k <= 650 (4.2e6).
+    Two neighbouring sums differ by their rounding, too, by 2E at most. Factors stay below the bound by
+    `clipping.MARGIN` = 1e-5, which covers 2E for n k <= 5.5 million: 170,000 units whose positions cancel 32-fold,
+    8,500 of which every one cancels as far as float32 can tell. Beyond that the worst case exceeds the bound by
+    2E - 1e-5, in proportion to n; nothing is refused, for the number of units in a batch is private.
+
+    What is not covered: a row's gradient is computed by the model, in the model's own dtype, and a kernel may give a
+    row other last bits in a batch of another size (see `Engine`).
+    """
+
+    sum: dict[str, Tensor] = field(repr=False)
+    bounds: dict[str, float]
+    blocks: dict[str, tuple[str, ...]] = field(repr=False)
+    private: Private = field(repr=False)
+
+    def __add__(self, other: ClippedSum) -> ClippedSum:
+        """The sum over the units of both; no unit may be in both, or it would count twice."""
+        if (self.bounds, self.blocks) != (other.bounds, other.blocks):
+            raise ValueError("Sums of different parameters, or with different bounds, cannot be added.")
+        norms, factors = (
+            torch.cat([getattr(self.private, each), getattr(other.private, each)]) for each in ("norms", "factors")
+        )
+        total = {name: value + other.sum[name] for name, value in self.sum.items()}
+        return ClippedSum(total, self.bounds, self.blocks, Private(norms, factors))
+
+
+class Tally:
+    """Adds up parts of a batch under one policy."""
+
+    def __init__(self, policy: Policy, like: Mapping[str, Tensor], units: int) -> None:
+        self._policy = policy
+        self._like = dict(like)
+        self._blocks = policy.blocks(tuple(like))
+        self._total: dict[str, Tensor] = {}
+        self._extra: dict[str, Tensor] = {}
+        self._extra_bounds: dict[str, float] = {}
+        device = next(iter(like.values())).device
+        self._norms = torch.zeros(units, dtype=torch.float64, device=device)
+        self._factors = torch.ones(units, dtype=torch.float64, device=device)
+        self._units = units
+        self._note_extra(dict.fromkeys(self._blocks, self._norms[:0]), self._norms[:0] > 0)
+
+    def zeros(self) -> dict[str, Tensor]:
+        """A gradient of nothing, in float64."""
+        return {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self._like.items()}
+
+    def add(
+        self,
+        settled: dict[str, Settled],
+        units: Units,
+        members: Tensor,
+        losses: Tensor,
+        silent: Tensor | None = None,
+    ) -> None:
+        """Clip and add the units of one pass, those that are `silent` as zeros in place; empties `settled`."""
+        with (
+            torch.no_grad(),
+            torch.autocast(losses.device.type, enabled=False),
+        ):  # sums in bfloat16 would break the bound
+            self._add(settled, units, members, losses, silent)
+
+    def another(self, units: int) -> Tally:
+        """An empty tally of the same parameters under the same policy."""
+        return Tally(self._policy, self._like, units)
+
+    def leave_out(self, members: Tensor) -> None:
+        """Units that contribute nothing."""
+        self._norms[members], self._factors[members] = torch.inf, 0.0
+
+    def _add(
+        self, settled: dict[str, Settled], units: Units, members: Tensor, losses: Tensor, silent: Tensor | None
+    ) -> None:
+        packs = {block: _Pack(names, settled, units) for block, names in self._blocks.items()}
+        norms = {block: pack.square_norms.sqrt() for block, pack in packs.items()}
+        factors, bad = self._decide(norms, members, losses, silent)
+        for block, pack in packs.items():
+            for name, value in pack.weighted_sums(factors[block], bad):
+                if name in self._total:
+                    self._total[name] += value
+                else:
+                    self._total[name] = value
+
+    def add_built(self, gradient: dict[str, Tensor], member: Tensor, loss: Tensor) -> None:
+        """Clip and add one unit whose gradient was built."""
+        one = Units.singletons(1, loss.device)
+        self.add({name: PerUnit(value[None]) for name, value in gradient.items()}, one, member, loss)
+
+    def result(self) -> ClippedSum:
+        complete = self.zeros() | self._total
+        total = self._policy.finish(complete, self._units)
+        bounds = self._policy.bounds(self._blocks)
+        blocks = dict(self._blocks)
+        if bounds:
+            bounds |= self._extra_bounds
+        for name, value in self._extra.items():
+            if name in total:
+                raise ValueError(
+                    f"A parameter is called {name!r}, like a block of the clip policy: rename the parameter."
+                )
+            total[name], blocks[name] = value, (name,)
+        return ClippedSum(total, bounds, blocks, Private(self._norms, self._factors))
+
+    def _decide(
+        self, norms: dict[str, Tensor], members: Tensor, losses: Tensor, silent: Tensor | None
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """The factor of each unit and block; zero for a unit with a gradient that is not finite."""
+        stacked = torch.stack(list(norms.values()))
+        overall = stacked.square().sum(0).sqrt() if len(norms) > 1 else stacked[0]
+        if silent is not None:
+            overall = overall.masked_fill(silent, torch.inf)
+        bad = ~torch.isfinite(overall)
+        any_bad = bool(bad.any())
+        factors = self._policy.factors(norms, losses.double())
+        if any_bad:
+            factors = {block: factor.masked_fill(bad, 0) for block, factor in factors.items()}
+        self._norms[members] = overall
+        self._factors[members] = torch.stack(list(factors.values())).amin(0)
+        self._note_extra(norms, ~bad)
+        return factors, bad if any_bad else None
+
+    def _note_extra(self, norms: dict[str, Tensor], good: Tensor) -> None:
+        for name, (values, bound) in self._policy.extra(norms).items():
+            found = values.masked_fill(~good, 0).sum()
+            self._extra[name] = self._extra.get(name, torch.zeros_like(found)) + found
+            self._extra_bounds[name] = bound
+
+
+class _Pack:
+    """The gradients of one block; the small ones side by side in one matrix: one sum instead of many."""
+
+    def __init__(self, names: tuple[str, ...], settled: dict[str, Settled], units: Units) -> None:
+        self._units = units
+        self._large: dict[str, Settled] = {}
+        small: dict[str, Tensor] = {}
+        for name in names:
+            piece = settled.pop(name, None)
+            if isinstance(piece, PerUnit) and piece.values[0:1].numel() <= _SMALL:
+                small[name] = piece.values
+            elif piece is not None:
+                self._large[name] = piece
+        self._shapes = {name: value.shape[1:] for name, value in small.items()}
+        flat = [value.reshape(units.count, -1) for value in small.values()]
+        self._small = None if not flat else flat[0] if len(flat) == 1 else torch.cat(flat, 1)
+        squares = [piece.square_norms(units) for piece in self._large.values()]
+        if self._small is not None:
+            squares.append(square_norms(self._small))
+        zero = torch.zeros(units.count, dtype=torch.float64, device=units.of_row.device)
+        self.square_norms = torch.stack(squares).sum(0) if squares else zero
+
+    def weighted_sums(self, factors: Tensor, bad: Tensor | None) -> list[tuple[str, Tensor]]:
+        found = []
+        for name in list(self._large):
+            found.append((name, self._large.pop(name).weighted_sum(factors, self._units, bad)))
+        if self._small is not None:
+            flat = PerUnit(self._small).weighted_sum(factors, self._units, bad)
+            sizes = [shape.numel() for shape in self._shapes.values()]
+            parts = zip(self._shapes.items(), torch.split(flat, sizes), strict=True)
+            found += [(name, part.reshape(shape)) for (name, shape), part in parts]
+        return found

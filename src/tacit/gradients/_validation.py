@@ -1,0 +1,188 @@
+"""How an engine gets to know its model: compare the fast path with plain autograd on synthetic rows, once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit.gradients._batches import change, leaves, row_shapes
+from tacit.gradients._isolation import (
+    Loss,
+    Probe,
+    check_many_apart,
+    check_reached,
+    check_rows_apart,
+    moved,
+    seed_all,
+    whole_norm,
+)
+from tacit.gradients._parameter_swap import Slots
+from tacit.gradients._recorder import Misfit, Plan, Recorder
+from tacit.gradients._synthetic import synthetic
+from tacit.gradients._units import Units
+
+Watch = Callable[[Any, Units], tuple[Recorder, Tensor]]
+Weighted = Callable[[], dict[str, Tensor]]
+Gradient = dict[str, Tensor | None]
+
+# Few rows, but not a number that sizes in models often are, so that rows are not mistaken for something else.
+_ROWS = (3, 7)
+FEWEST = 7  # rows of a check of a new shape
+_MANY, _TRIES = 64, 8
+
+
+def blank_plan(model: nn.Module, said: set[tuple[str, str]] | None = None) -> Plan:
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    constants = {t.untyped_storage().data_ptr() for t in [*model.buffers(), *frozen] if t.numel()}
+    return Plan(constants=frozenset(constants), said=set() if said is None else said)
+
+
+def learn(plan: Plan, model: nn.Module, loss: Loss, slots: Slots, batch: Any, watch: Watch) -> None:
+    """Check that rows stay apart and that the loss reaches everything, then find a path with autograd's answer."""
+    probe = Probe(model, loss, slots.parameters)
+    device = next(leaves(batch)).device
+    reached: set[str] = set()
+    unwatched = "The model was compiled by torch.jit, which no fast rule can look into" if slots.compiled else ""
+    if skipped := slots.skipped_at_random(model):
+        unwatched = (
+            f"The layers of {skipped!r} are skipped at random while training (layerdrop; 0 trains all of them, fast), "
+            f"each row its own"
+        )
+    with moved(model, slots.parameters), torch.enable_grad():
+        check_rows_apart(probe, batch)
+        wrong: list[str] = []
+        for rows in _ROWS:
+            plan.forget()
+            weights = torch.tensor([(-1.0) ** i * (1 + i / 2) for i in range(rows)], device=device)
+            draw = partial(synthetic, batch, rows, 0)
+            _, truth = probe.gradient(draw(), weights)
+            reached |= {name for name, value in truth.items() if value is not None}
+            if unwatched:
+                break
+            wrong = _find_path(plan, partial(_weighted, plan, watch, draw, weights), truth)
+            if not wrong:  # again, because numbers of one sign may all take the same branch
+                draw = partial(synthetic, batch, rows, 2, 1.0)
+                _, truth = probe.gradient(draw(), weights)
+                wrong = _wrong(plan, partial(_weighted, plan, watch, draw, weights), truth, again=True)
+            if not wrong:
+                break
+        if not skipped:
+            _reach(probe, batch, reached)
+    plan.learning = False
+    if unwatched:
+        plan.by_row = True
+        warnings.warn(
+            f"{unwatched}; the gradients of the whole model are computed row by row: much slower.", stacklevel=2
+        )
+    elif wrong:
+        _say_slow(plan, wrong[0])
+    if plan.by_row:
+        plan.served = dict.fromkeys(slots.parameters, "autograd, row by row")
+
+
+def _reach(probe: Probe, batch: Any, reached: set[str]) -> None:
+    """Few rows may miss an expert of many: draw more, and another router, before saying that a parameter is unused."""
+    names = list(probe.parameters)
+    kept = {n: p.detach().clone() for n, p in probe.parameters.items()}
+    generator = torch.Generator().manual_seed(3)
+    for seed in range(_TRIES):
+        if len(reached) == len(names):
+            break
+        with torch.no_grad():
+            for n, p in probe.parameters.items():
+                noise = torch.randn(p.shape, generator=generator).to(p)
+                p.copy_(kept[n] + noise * float(kept[n].float().square().mean().sqrt()) * seed)
+        _, gradient = probe.gradient(synthetic(batch, _MANY, seed, float(seed)), torch.ones(_MANY))
+        reached |= {name for name, value in gradient.items() if value is not None}
+    with torch.no_grad():
+        for n, p in probe.parameters.items():
+            p.copy_(kept[n])
+    check_reached(names, reached)
+
+
+def check_again(plan: Plan, model: nn.Module, loss: Loss, slots: Slots, batch: Any, rows: int, watch: Watch) -> None:
+    """Check rows of this shape, so many at a time: do they stay apart, and is the fast path right for them?"""
+    probe = Probe(model, loss, slots.parameters)
+    device = next(leaves(batch)).device
+    shapes = row_shapes(batch)
+    with moved(model, slots.parameters), torch.enable_grad():
+        given, weights, truth = check_many_apart(probe, batch, rows)
+        plan.specimens[shapes] = change(given, lambda t: t[:2].clone())
+        plan.folds.pop(shapes, None)
+        again = partial(change, given, Tensor.clone)
+        wrong = _wrong(plan, partial(_weighted, plan, watch, again, weights.to(device)), truth, again=True)
+    if wrong and any(fold is not None for other, fold in plan.folds.items() if other != shapes):
+        plan.folds[shapes] = None  # rows of this shape go one by one
+    elif wrong:
+        _say_slow(plan, wrong[0])
+        plan.served = dict.fromkeys(slots.parameters, "autograd, row by row")
+
+
+def _say_slow(plan: Plan, name: str) -> None:
+    plan.by_row = True
+    warnings.warn(
+        f"The layer {name.rpartition('.')[0] or name!r} uses {name!r} in a way that no fast rule covers; the gradients "
+        f"of the whole model are computed row by row: the same result, much slower.",
+        stacklevel=2,
+    )
+
+
+def _find_path(plan: Plan, weighted: Weighted, truth: Gradient) -> list[str]:
+    """Try the rows in the first, second and third dimension; returns the parameters for which nothing was right."""
+    wrong = list(truth)
+    for dim in range(3):
+        plan.batch_dim.update(dict.fromkeys(wrong, dim))
+        plan.folds.clear()
+        wrong = _wrong(plan, weighted, truth)
+        if not wrong or plan.batch_dim[wrong[0]] != dim:
+            break
+    return wrong
+
+
+def _wrong(plan: Plan, weighted: Weighted, truth: Gradient, *, again: bool = False) -> list[str]:
+    """The parameters for which the fast path is not seen to be right; `again` if it was before, on other rows."""
+    try:
+        found = weighted()
+    except Misfit as misfit:
+        return [str(misfit.args[0])]
+    except (RuntimeError, IndexError):  # plain autograd could, so this is a limit of the fast path
+        return list(truth)
+    slack = 1e-6 * whole_norm(truth)
+    wrong = []
+    for name, value in truth.items():
+        seen = found.get(name)
+        if seen is None:
+            right = again and value is None
+        else:
+            right = _agrees(seen, torch.zeros_like(seen) if value is None else value, plan.coarse, slack, again)
+        if not right:
+            wrong.append(name)
+    return wrong
+
+
+def _weighted(plan: Plan, watch: Watch, draw: Callable[[], Any], weights: Tensor) -> dict[str, Tensor]:
+    seed_all()
+    units = Units.singletons(weights.numel(), weights.device)
+    given = draw()
+    recorder, _ = watch(given, units)
+    plan.folds[row_shapes(given)] = recorder.folds
+    plan.kept[row_shapes(given)] = sum(piece.nbytes for piece in recorder.settled.values()) / units.rows
+    with torch.no_grad(), torch.autocast(weights.device.type, enabled=False):
+        return {name: piece.weighted_sum(weights.double(), units, None) for name, piece in recorder.settled.items()}
+
+
+def _agrees(found: Tensor, truth: Tensor, coarse: bool, slack: float, unseen: bool) -> bool:
+    """The same up to the rounding of the model's arithmetic (a tenth in bfloat16; a wrong path is wrong by much more).
+
+    What is not finite is not compared; if nothing is, the path was not seen to be right: `unseen`.
+    """
+    finite = torch.isfinite(truth) & torch.isfinite(found)
+    if truth.numel() and not bool(finite.any()):
+        return unseen
+    found, truth = found[finite].double(), truth[finite].double()
+    return bool((found - truth).norm() <= (0.1 if coarse else 1e-3) * truth.norm() + slack)

@@ -1,0 +1,155 @@
+"""Normalisation: the gradients of gain and shift are read off the normalised values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tacit.gradients._grad_factors import PerRow, wide
+from tacit.gradients._recorder import Recorder
+from tacit.gradients._traced_parameter import Handle, Target, plain, rule
+
+
+class _LayerNorm(torch.autograd.Function):
+    """y = w * n(x) + b; a row's gradient is sum_t g_t * n(x)_t for w and sum_t g_t for b."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor | None, b: Tensor | None, shape: Any, eps: float, use: Any, _: Tensor
+    ) -> Tensor:
+        y, mean, rstd = torch.native_layer_norm(x, shape, w, b, eps)
+        ctx.save_for_backward(x, w, b, mean, rstd)
+        ctx.shape, ctx.use = shape, use
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (g,) = grads
+        x, w, b, mean, rstd = ctx.saved_tensors
+        recorder, on_weight, on_bias = ctx.use
+        if on_weight is not None or on_bias is not None:
+            _record(recorder, on_weight, on_bias, g, x, mean, rstd, len(ctx.shape))
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = torch.ops.aten.native_layer_norm_backward(
+                g.contiguous(), x, ctx.shape, mean, rstd, w, b, [True, False, False]
+            )[0]
+        return dx, None, None, None, None, None, None
+
+
+def _record(
+    recorder: Recorder,
+    on_weight: Target | None,
+    on_bias: Target | None,
+    g: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    lead: int,
+) -> None:
+    """Read off each row's gradient: sum_t g_t x_t r_t - sum_t g_t m_t r_t for the gain, sum_t g_t for the shift.
+
+    The sums over positions are small matrix products, which read the large tensors once.
+    """
+    target = on_weight or on_bias
+    if target is None:
+        raise ValueError("A norm layer was recorded of which neither gain nor shift is trained.")
+    rows, shape = recorder.units.rows, x.shape[x.dim() - lead :]
+    g, x, mean, rstd = (recorder.rows_first(target, t) for t in (g, x, mean, rstd))
+    g, x = wide(g.reshape(rows, -1, shape.numel())), wide(x.reshape(rows, -1, shape.numel()))
+    if on_weight is None:
+        recorder.record(target, PerRow(g.sum(1).reshape(rows, *shape)))
+        return
+    scale = wide(rstd).reshape(rows, 1, -1).to(g.dtype)
+    means = scale * mean.reshape(rows, 1, -1)
+    sums = torch.bmm(means if on_bias is None else torch.cat([means, torch.ones_like(means)], 1), g)
+    gain = torch.baddbmm(sums[:, :1], scale, g * x, beta=-1)
+    recorder.record(on_weight, PerRow(gain.reshape(rows, *shape)))
+    if on_bias is not None:
+        recorder.record(on_bias, PerRow(sums[:, 1].reshape(rows, *shape)))
+
+
+@rule(F.layer_norm, torch.layer_norm)
+def layer_norm(
+    recorder: Recorder,
+    input: Any,
+    normalized_shape: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Any:
+    if isinstance(input, Handle):
+        return NotImplemented
+    if input.is_cuda and torch.is_autocast_enabled("cuda"):
+        input = input.float()  # as autocast does there
+    use = (recorder, recorder.uses(weight, "layer norm"), recorder.uses(bias, "layer norm"))
+    return _LayerNorm.apply(input, plain(weight), plain(bias), list(normalized_shape), eps, use, recorder.anchor)  # type: ignore[no-untyped-call]
+
+
+def affine(x: Tensor, weight: Any, bias: Any, channels_first: bool) -> Any:
+    """x * weight + bias along the channels or the last dimensions; the rules for scaling and addition do the rest."""
+    if weight is not None:
+        x = x * (weight.reshape(-1, *[1] * (x.dim() - 2)) if channels_first else weight)
+    if bias is not None:
+        x = x + (bias.reshape(-1, *[1] * (x.dim() - 2)) if channels_first else bias)
+    return x
+
+
+@rule(F.group_norm, torch.group_norm)
+def group_norm(
+    _recorder: Recorder, input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+) -> Any:
+    if isinstance(input, Handle):
+        return NotImplemented
+    return affine(F.group_norm(input, num_groups, eps=eps), weight, bias, channels_first=True)
+
+
+@rule(F.rms_norm, torch.rms_norm)
+def rms_norm(
+    _recorder: Recorder, input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None
+) -> Any:
+    if isinstance(input, Handle):
+        return NotImplemented
+    return affine(F.rms_norm(input, list(normalized_shape), eps=eps), weight, None, channels_first=False)
+
+
+@rule(F.instance_norm)
+def instance_norm(
+    _recorder: Recorder,
+    input: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    if isinstance(input, Handle):
+        return NotImplemented
+    normal = F.instance_norm(input, running_mean, running_var, None, None, use_input_stats, momentum, eps)
+    return affine(normal, weight, bias, channels_first=True)
+
+
+@rule(F.batch_norm, torch.batch_norm)
+def batch_norm(
+    _recorder: Recorder,
+    input: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Any:
+    """With frozen statistics BatchNorm is an affine map; with live ones it mixes rows and the engine refuses it."""
+    if isinstance(input, Handle):
+        return NotImplemented
+    normal = F.batch_norm(input, running_mean, running_var, None, None, training, momentum, eps)
+    return affine(normal, weight, bias, channels_first=True)

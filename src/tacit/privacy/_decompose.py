@@ -1,0 +1,164 @@
+"""Event trees taken apart into single releases, with the neighbour relation's factor applied.
+
+Formal guarantee: what comes out costs, under the relation, what the tree costs. Noise is relative to the clip C, and
+under REPLACE_ONE a sum moves by up to 2C, so an unsampled event is handed on with half its noise; all plain Gaussians
+are merged exactly (sum of mu^2). Poisson sampling under REPLACE_ONE keeps its noise: its dominating pair is its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+import attr
+from dp_accounting import dp_event
+
+from tacit.privacy import events
+from tacit.privacy._budget import Neighbours, sampled_pure
+from tacit.privacy.events import DpEvent, NoisyMaxDpEvent, StreamDpEvent, gaussian_noise, leaves
+
+TINY = 1e-100  # noise below this counts as none
+
+
+class UnsupportedEvent(ValueError):
+    """No accountant can bound this event under this relation."""
+
+
+@dataclass
+class Terms:
+    """A tree taken apart under one relation, the relation's factor already applied."""
+
+    mu_squared: float = 0.0  # all unsampled Gaussians together
+    others: Counter[DpEvent] = field(default_factory=Counter)
+    private: bool = True
+
+    @property
+    def mu(self) -> float:
+        return math.sqrt(self.mu_squared) if self.private else math.inf
+
+    def add(self, plain: DpEvent | None, times: int) -> None:
+        """``times`` releases to which the factor was applied; None is one without noise."""
+        if plain is None:
+            self.private = False
+        elif isinstance(plain, dp_event.GaussianDpEvent):
+            self.mu_squared += times * (1 / plain.noise_multiplier) ** 2
+        elif not _free(plain):
+            self.others[plain] += times
+
+
+def take_apart(event: DpEvent, neighbours: Neighbours) -> Terms:
+    """The single releases of a tree, with the relation's factor applied and all plain Gaussians merged."""
+    terms = Terms()
+    for leaf, times in leaves(events.check(event)):
+        terms.add(_divided(leaf, neighbours), times)
+    return terms
+
+
+def pure_epsilon(event: DpEvent, neighbours: Neighbours) -> float:
+    """The plain sum of a tree of pure-epsilon releases (delta = 0, where a Gaussian has no place)."""
+    terms = take_apart(event, neighbours)
+    if not terms.private:
+        return math.inf
+    if terms.mu_squared > 0:
+        raise UnsupportedEvent("A Gaussian release has no pure epsilon: give a delta above 0, or use Laplace noise.")
+    return math.fsum(times * pure_of(leaf) for leaf, times in terms.others.items())
+
+
+def _divided(leaf: DpEvent, neighbours: Neighbours) -> DpEvent | None:
+    """One release as the accountants take it; None if it has no noise at all."""
+    factor = neighbours.factor
+    match leaf:
+        case dp_event.NonPrivateDpEvent():
+            return None
+        case StreamDpEvent():
+            if neighbours is Neighbours.ADD_REMOVE and leaf.fixed_places:
+                raise UnsupportedEvent(
+                    "A stream is one release only if nobody's place depends on who else is there: "
+                    "declare its subject replace-one or zero-out, not add-remove."
+                )
+            return _divided(dp_event.GaussianDpEvent(leaf.noise_multiplier), neighbours)
+        case dp_event.GaussianDpEvent() | dp_event.LaplaceDpEvent() | NoisyMaxDpEvent():
+            if not leaf.noise_multiplier >= 0:
+                raise ValueError(f"A noise multiplier is not negative; got {leaf.noise_multiplier:g}.")
+            noise = leaf.noise_multiplier / factor
+            return attr.evolve(leaf, noise_multiplier=noise) if noise > TINY else None
+        case dp_event.DiscreteLaplaceDpEvent():
+            return attr.evolve(leaf, sensitivity=leaf.sensitivity * factor) if leaf.noise_parameter else None
+        case dp_event.PoissonSampledDpEvent():
+            return _sampled(leaf, neighbours)
+        case dp_event.SampledWithoutReplacementDpEvent():
+            noise = gaussian_noise(leaf.event)
+            if neighbours is not Neighbours.REPLACE_ONE or noise is None:
+                raise UnsupportedEvent(
+                    "Sampling without replacement is bounded for Gaussian noise under replace-one only."
+                )
+            return attr.evolve(leaf, event=dp_event.GaussianDpEvent(noise / factor)) if noise > TINY else None
+        case dp_event.ZCDpEvent():
+            return attr.evolve(leaf, rho=leaf.rho * factor**2)  # what xi becomes depends on the order: ``accounting``
+        case dp_event.RandomizedResponseDpEvent() if neighbours is Neighbours.REPLACE_ONE:
+            return leaf if leaf.noise_parameter else None
+        case dp_event.RepeatAndSelectDpEvent():
+            events.repeat_and_select(leaf.event, mean=leaf.mean, shape=leaf.shape)  # refused unless it makes sense
+            inner = take_apart(leaf.event, neighbours)
+            parts = [dp_event.SelfComposedDpEvent(e, n) for e, n in inner.others.items()]
+            if inner.mu_squared:
+                parts.append(dp_event.GaussianDpEvent(inner.mu_squared**-0.5))
+            return (
+                dp_event.RepeatAndSelectDpEvent(dp_event.ComposedDpEvent(tuple(parts)), leaf.mean, leaf.shape)
+                if inner.private
+                else None
+            )
+    raise UnsupportedEvent(f"No accountant bounds {type(leaf).__name__} under {neighbours}.")
+
+
+def _sampled(leaf: DpEvent, neighbours: Neighbours) -> DpEvent | None:
+    """A Poisson draw and what is released from it: several Gaussians of one draw are one joint Gaussian."""
+    rate, noise = leaf.sampling_probability, gaussian_noise(leaf.event)
+    if not 0 <= rate <= 1:
+        raise ValueError(f"A sample rate is a probability; got {rate:g}.")
+    for inner, _ in leaves(leaf.event):
+        if not getattr(inner, "noise_multiplier", 0.0) >= 0:
+            raise ValueError(f"A noise multiplier is not negative; got {inner.noise_multiplier:g}.")
+    if noise is not None:
+        if noise <= TINY:
+            return None
+        if rate == 1:
+            return dp_event.GaussianDpEvent(noise / neighbours.factor)
+        return dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise))
+    if isinstance(leaf.event, dp_event.LaplaceDpEvent) and neighbours is not Neighbours.REPLACE_ONE:
+        if rate == 1:
+            return _divided(leaf.event, neighbours)
+        return leaf if leaf.event.noise_multiplier > TINY else None
+    raise UnsupportedEvent(
+        f"Poisson sampling of {type(leaf.event).__name__} under {neighbours} has no known bound: sample Gaussian "
+        "releases, or account under add-remove or zero-out."
+    )
+
+
+def _free(plain: DpEvent) -> bool:
+    """Whether a release tells nothing: infinite noise, or nobody is ever drawn."""
+    if isinstance(plain, dp_event.PoissonSampledDpEvent):
+        return bool(plain.sampling_probability == 0) or _free(plain.event)
+    return bool(math.isinf(getattr(plain, "noise_multiplier", 0.0)))
+
+
+def pure_of(leaf: DpEvent) -> float:
+    """The epsilon of one release whose delta is 0 (the relation's factor already applied)."""
+    match leaf:
+        case dp_event.LaplaceDpEvent():
+            return 1 / float(leaf.noise_multiplier)
+        case NoisyMaxDpEvent():
+            return 2 / float(leaf.noise_multiplier)
+        case dp_event.DiscreteLaplaceDpEvent():
+            return float(leaf.noise_parameter) * int(leaf.sensitivity)
+        case dp_event.RandomizedResponseDpEvent():
+            return math.log1p((1 - leaf.noise_parameter) * leaf.num_buckets / leaf.noise_parameter)
+        case dp_event.PoissonSampledDpEvent() if isinstance(leaf.event, dp_event.LaplaceDpEvent):
+            return sampled_pure(leaf.sampling_probability, pure_of(leaf.event))
+        case dp_event.RepeatAndSelectDpEvent():
+            raise UnsupportedEvent(
+                "The best of a random number of runs is bounded by Renyi divergences only: give the subject the renyi "
+                "or the plan mode."
+            )
+    raise UnsupportedEvent(f"{type(leaf).__name__} is neither a plain Gaussian nor pure epsilon.")

@@ -1,0 +1,48 @@
+"""Global random generators, for what a model draws itself while a private sum is computed. Nothing is drawn here."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from tacit.privacy._receipts import Receipt, upcoming
+
+_WORDS, _FIRST = 624, 24  # of the Mersenne twister in torch's CPU state, and the byte where they begin
+
+
+@contextmanager
+def randomness(receipt: Receipt) -> Iterator[None]:
+    """For the computation of the next release's sum: global generators that go by the receipt's key, put back after.
+
+    A model in training mode draws for itself (dropout, stochastic depth), by position in the batch. Where everybody
+    behind a missing unit gets their neighbour's mask, a sum moves by far more than one contribution, unless nobody
+    knows the masks: then they are as likely for everybody, and one unit more or less changes a sum by what it adds.
+
+    Formal guarantee: within, torch's generators (on the CPU all 19,968 bits of the state, since a seed keeps 32),
+    numpy's and Python's are secret and independent of every draw, noise and other release. The same release computed
+    again, after a crash, draws the same. Not covered: generators that a model holds itself.
+    """
+    _, number, key = upcoming(receipt)
+    drawn = key.derived("model", number).uniforms(0, _WORDS + 16).mul(2.0**53).sub(1).long()
+    words = drawn.bitwise_and(0xFFFFFFFF)
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    apple = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(int(drawn[-1]))  # of every device
+        state = torch.get_rng_state()
+        state[_FIRST : _FIRST + 8 * _WORDS].view(torch.int64).copy_(words[:_WORDS])
+        torch.set_rng_state(state)
+        np.random.seed(words[_WORDS:].numpy())
+        random.seed(":".join(map(str, words[_WORDS:].tolist())))
+        try:
+            yield
+        finally:
+            np.random.set_state(numpy_state)
+            random.setstate(python_state)
+            if apple is not None:
+                torch.mps.set_rng_state(apple)

@@ -1,0 +1,37 @@
+"""From event trees to guarantees, and from a target back to the noise that meets it."""
+
+from tacit.privacy.accounting._accounting import (
+    ACCOUNTANTS,
+    ORDERS,
+    Accountant,
+    Terms,
+    UnsupportedEvent,
+    best_order,
+    epsilon_of_renyi,
+    guarantee,
+    halting,
+    noise_multiplier,
+    pure_epsilon,
+    pure_of,
+    renyi,
+    renyi_of_epsilon,
+    take_apart,
+)
+
+__all__ = [
+    "ACCOUNTANTS",
+    "Accountant",
+    "ORDERS",
+    "Terms",
+    "UnsupportedEvent",
+    "best_order",
+    "epsilon_of_renyi",
+    "guarantee",
+    "halting",
+    "noise_multiplier",
+    "pure_epsilon",
+    "pure_of",
+    "renyi",
+    "renyi_of_epsilon",
+    "take_apart",
+]

@@ -1,0 +1,25 @@
+"""Correlated noise for a stream: each step takes back part of the noise of the steps before it."""
+
+from tacit.privacy.correlated._correlated import (
+    Mixer,
+    Strategy,
+    Vector,
+    banded,
+    buffered,
+    by_name,
+    independent,
+    running_sum_rms,
+    square_root,
+)
+
+__all__ = [
+    "Mixer",
+    "Strategy",
+    "Vector",
+    "banded",
+    "buffered",
+    "by_name",
+    "independent",
+    "running_sum_rms",
+    "square_root",
+]

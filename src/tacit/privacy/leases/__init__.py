@@ -1,0 +1,37 @@
+"""Long streams that outlive a process: releases are leased in blocks, durably, and a stream can be taken up again."""
+
+from tacit.privacy.leases._leases import (
+    Secret,
+    begin,
+    check_holder,
+    digest,
+    extend,
+    given,
+    go_on,
+    held_by,
+    last_word,
+    note,
+    resume,
+    save,
+    secret_of,
+    settled,
+    stop_at_start,
+)
+
+__all__ = [
+    "Secret",
+    "begin",
+    "check_holder",
+    "digest",
+    "extend",
+    "given",
+    "go_on",
+    "held_by",
+    "last_word",
+    "note",
+    "resume",
+    "save",
+    "secret_of",
+    "settled",
+    "stop_at_start",
+]

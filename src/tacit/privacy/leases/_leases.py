@@ -1,0 +1,208 @@
+"""Long streams that outlive a process: releases are leased in blocks, durably, and a stream can be taken up again.
+
+A lease is an entry of the ledger which says "up to release n"; nothing is written per release. After a kill, whatever
+was leased counts as used, for nobody knows how far the process came: the stream goes on behind the lease with a fresh
+key. After a clean ``save`` it goes on exactly where it stopped, with the same key and the same correlated noise, from
+a secret that the caller keeps in a private file and that is worth nothing a second time.
+
+Formal guarantee: no two processes ever hold the same releases of a receipt. Each process that takes a stream up gets a
+holder's name, written into the chain; a lease is only granted to the last holder, and a saved state is handed out once,
+in the transaction that writes who took it. A process that was overtaken and still runs can do no more than use up the
+lease it has: these releases have a key of their own, count as made and never come back. (The exception is ``replay``,
+where the key is the same on purpose.) Releases on a lease are made in the order of the event, so that their number says
+which they were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy.engine import Connection
+
+from tacit.privacy import _chain as chain
+from tacit.privacy._ledger import Ledger
+from tacit.privacy._noise import NoiseKey
+from tacit.privacy._receipts import Receipt, ReceiptError, check_charged
+from tacit.privacy._subject import canonical
+from tacit.privacy.events import StreamDpEvent, check_count
+from tacit.privacy.mechanisms import GaussianStream
+
+
+@dataclass(frozen=True, kw_only=True)
+class Secret:
+    """What goes on exactly where a stream stopped: the key and the correlated noise. Never printed; keep it private."""
+
+    receipt: str
+    token: str = field(repr=False)
+    used: int
+    key: str = field(repr=False)
+    mixer: dict[str, Any] = field(repr=False)
+
+
+def extend(ledger: Ledger, receipt: Receipt, releases: int) -> int:
+    """Lease the next ``releases`` releases; returns the number up to which the receipt may now release.
+
+    A receipt that was leased once releases nothing beyond its lease. What the chain says was given away never becomes
+    less by it: a process that replays leases again what an earlier one had leased.
+    """
+    if not receipt.live:
+        raise ReceiptError(f"Receipt {receipt.id[:8]} is closed or belongs to another process: lease nothing on it.")
+    check_count(releases, "A lease is at least one release: its releases")
+    if not receipt.in_order:
+        raise ReceiptError(
+            f"On receipt {receipt.id[:8]} releases were made in another order than that of its event: it cannot be "
+            "leased any more."
+        )
+    upto = min(receipt.used + int(releases), receipt.releases)
+    with ledger._transaction() as connection:
+        holder = held_by(connection, receipt)
+        note(connection, "lease", receipt, {"upto": max(upto, given(connection, receipt.id)), "holder": holder})
+    receipt._use["leased"] = upto
+    return upto
+
+
+def begin(ledger: Ledger, receipt: Receipt) -> None:
+    """From here on nothing is released without a lease: a process that takes the receipt up later can rely on it."""
+    check_charged(receipt)
+    stop_at_start(receipt)
+    with ledger._transaction() as connection:
+        body = {"upto": given(connection, receipt.id), "holder": held_by(connection, receipt)}
+        note(connection, "lease", receipt, body)
+
+
+def stop_at_start(receipt: Receipt) -> None:
+    """Let nothing be released on a receipt without a lease; refused if something was."""
+    with receipt._use["lock"]:  # no thread releases between the question and the limit
+        if not receipt.live or receipt.used:
+            raise ReceiptError(f"Receipt {receipt.id[:8]} is closed or in use already: leasing begins before it.")
+        receipt._use["leased"] = 0
+
+
+def settled(ledger: Ledger, receipt_id: str) -> bool:
+    """Whether a receipt that was leased is over."""
+    with ledger._transaction() as connection:
+        last = chain.last_lease(connection, receipt_id)
+    return last is not None and last[0] == "settle"
+
+
+def check_holder(ledger: Ledger, receipt: Receipt) -> None:
+    """Refuse a process whose stream another one has taken up."""
+    with ledger._transaction() as connection:
+        held_by(connection, receipt)
+
+
+def secret_of(stream: GaussianStream) -> Secret:
+    """The state of a stream between two releases. Write it to a private file, then tell the ledger with ``save``."""
+    receipt = stream.receipt
+    if not receipt.live or receipt._key is None:
+        raise ReceiptError(f"Receipt {receipt.id[:8]} is closed or belongs to another process: there is no state.")
+    if receipt._use.get("stream") is not stream:
+        raise ReceiptError("Another noise stream was opened on this receipt: save that one.")
+    with stream._lock:
+        return Secret(
+            receipt=receipt.id,
+            token=secrets.token_hex(16),
+            used=receipt.used,
+            key=receipt._key.secret(),
+            mixer=stream._mixer.state(),
+        )
+
+
+def digest(secret: Secret) -> str:
+    """What tells a saved state from all others, and may be told to anybody."""
+    return hashlib.sha256(secret.token.encode()).hexdigest()
+
+
+def save(ledger: Ledger, receipt: Receipt, secret: Secret) -> None:
+    """Record that the stream stands at ``secret``: whoever shows it first may go on from there, exactly.
+
+    The unused rest of the lease is returned. If the stream goes on in this process instead, its next lease makes the
+    secret worthless.
+    """
+    if not receipt.live or secret.receipt != receipt.id:
+        raise ReceiptError(f"Receipt {receipt.id[:8]} is closed, or it belongs to another process or state.")
+    with receipt._use["lock"]:  # from here on nothing is released, by any thread, until it is leased anew
+        if secret.used != receipt.used:
+            raise ReceiptError("This state is older than the stream: take a new one.")
+        receipt._use["leased"] = secret.used
+    with ledger._transaction() as connection:
+        holder = held_by(connection, receipt)
+        body = {"upto": secret.used, "holder": holder, "token": digest(secret)}
+        note(connection, "saved", receipt, body)
+
+
+def resume(ledger: Ledger, receipt_id: str, secret: Secret | None) -> tuple[Receipt, GaussianStream, bool]:
+    """Take up a stream; the last value says whether it goes on exactly where it was saved.
+
+    Otherwise (no secret, a used one, or releases after it) all that was leased counts as used and a new noise block
+    starts. ``receipt.used`` is then the number of the next release: no row of an earlier one may be fed again.
+    """
+    told = ledger.receipt(receipt_id)
+    if not isinstance(told.event, StreamDpEvent):
+        raise ReceiptError(f"Receipt {receipt_id[:8]} paid for no stream: there is nothing to take up.")
+    receipt, exact = _take_up(ledger, told, secret)
+    stream = GaussianStream(receipt)
+    if exact and secret is not None:
+        stream._mixer = stream.strategy.mixer(secret.mixer)
+    return receipt, stream, exact
+
+
+def go_on(ledger: Ledger, receipt_id: str) -> Receipt:
+    """Take up separate releases behind whatever was leased, with a fresh key; what was leased counts as made."""
+    told = ledger.receipt(receipt_id)
+    if isinstance(told.event, StreamDpEvent):
+        raise ReceiptError(f"Receipt {receipt_id[:8]} paid for a stream: take it up with resume.")
+    return _take_up(ledger, told, None)[0]
+
+
+def _take_up(ledger: Ledger, told: Receipt, secret: Secret | None) -> tuple[Receipt, bool]:
+    holder = secrets.token_hex(8)
+    with ledger._transaction() as connection:
+        last = last_word(connection, told.id)
+        if last is None:
+            raise ReceiptError(f"Receipt {told.id[:8]} was never leased: nobody knows what was released on it.")
+        exact = secret is not None and secret.receipt == told.id and last.get("token") == digest(secret)
+        used = given(connection, told.id)
+        note(connection, "resumed", told, {"upto": used, "holder": holder, "exact": exact})
+    if exact and secret is not None:
+        key = NoiseKey.from_secret(secret.key, seeded=told.seeded)
+    else:
+        key = NoiseKey((told.id, used)) if told.seeded else NoiseKey()
+    receipt = told.issued(key)
+    receipt.skip(used)
+    receipt._use.update(holder=holder, leased=used)
+    return receipt, exact
+
+
+def note(connection: Connection, kind: str, receipt: Receipt, body: dict[str, Any]) -> None:
+    known = chain.subject(connection, receipt.subject)
+    if known is None:
+        raise ReceiptError(f"Receipt {receipt.id[:8]} was charged in another ledger.")
+    chain.append(connection, kind, receipt.subject, receipt.id, canonical(body | {"state": known.fingerprint}))
+
+
+def given(connection: Connection, receipt_id: str) -> int:
+    """Up to which release the chain says a receipt was given away; never below what earlier holders were given."""
+    last = last_word(connection, receipt_id)
+    return 0 if last is None else max(int(last["upto"]), chain.made_before(connection, receipt_id))
+
+
+def held_by(connection: Connection, receipt: Receipt) -> str:
+    """The name of this receipt's holder, who must be the last one that the chain knows."""
+    check_charged(receipt)
+    holder = str(receipt._use.setdefault("holder", secrets.token_hex(8)))
+    last = last_word(connection, receipt.id)
+    if last is not None and last["holder"] != holder:
+        raise ReceiptError(f"Another process has taken up the stream of receipt {receipt.id[:8]}: stop here.")
+    return holder
+
+
+def last_word(connection: Connection, receipt_id: str) -> dict[str, Any] | None:
+    """What the chain says last of a receipt's releases; refused once it was settled."""
+    last = chain.last_lease(connection, receipt_id)
+    if last is not None and last[0] == "settle":
+        raise ReceiptError(f"Receipt {receipt_id[:8]} was settled: its stream is over.")
+    return None if last is None else last[1]

@@ -1,0 +1,286 @@
+"""The only place that draws noise. Every call takes a receipt and refuses one that does not cover it.
+
+What comes in is a bounded sum; what goes out is public. The noise is relative to the bound that the sum carries, never
+to anything that was seen in the data.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+from collections.abc import Mapping
+
+import opendp.prelude as dp
+import torch
+from dp_accounting import dp_event
+from torch import Tensor
+
+from tacit.privacy import _grids as grids
+from tacit.privacy._budget import Neighbours
+from tacit.privacy._grids import Grid
+from tacit.privacy._noise import NoiseKey
+from tacit.privacy._queries import BoundedSum, GridSum, Norm
+from tacit.privacy._receipts import Receipt, ReceiptError, released, take
+from tacit.privacy.correlated import Mixer, Strategy, by_name
+from tacit.privacy.events import DpEvent, NoisyMaxDpEvent, StreamDpEvent, is_sampled, joint_noise, leaves
+
+dp.enable_features("contrib")
+
+Released = dict[str, Tensor]
+_SMOOTHING = 3.0  # in grid steps, see gaussian_query
+_LARGEST = 2**62  # what OpenDP's 64-bit integers hold, with room
+_UP = 1 + 2.0**-48  # noise is rounded up, never down
+_WIDEST = 2.0**55  # of Laplace noise, in grid steps: 64 bits are passed with a probability below 1e-50
+
+
+def gaussian(total: BoundedSum, receipt: Receipt, *, noise: Mapping[str, float] | None = None) -> Released:
+    """Release a gradient-sized sum with Gaussian noise, all its blocks in one go.
+
+    By default every coordinate gets the same noise: the receipt's noise multiplier times the joint bound of the blocks.
+    ``noise`` gives each block its own multiplier instead (relative to that block's bound), as AdpClip does for
+    gradient and count; together they must cost no more than the receipt states.
+
+    Formal guarantee: one unit moves the blocks jointly by at most the relation's factor times sqrt(sum (bound_i /
+    std_i)^2) standard deviations, which is the factor over the receipt's noise multiplier: the charged Gaussian. Sum
+    and noise are rounded to a public grid before they are added, which makes this true of the floats that leave, too;
+    what the rounding moves is in the noise (``privacy.grids``).
+    """
+    bounds = _bounds(total)
+    event, release, key = _take_gaussian(receipt, _joint(bounds))
+    fixed = _grids(total, bounds, event.noise_multiplier, noise)
+    return _add(total, _draw(total.sum, key, release), fixed)
+
+
+class GaussianStream:
+    """Noise for a stream that was charged as one release (``StreamDpEvent``), step by step.
+
+    Formal guarantee: that of ``privacy.correlated``, with the sensitivity of the event's strategy, contributions and
+    separation folded into the scale. A clip that changes from step to step (by what was released before) is covered,
+    for the stream of sums divided by their clips is what the theorem speaks of. Noise is never continued past a reset
+    or the horizon: a new block starts. The noise is mixed in float64 and then rounded to the step's public grid, as
+    the sum is: each step is post-processing of the joint Gaussian (``privacy.grids``). All of it holds for one sequence
+    of steps, so a receipt has one stream at a time: opening a new one (which starts a new block) ends the one before,
+    and a stream is never copied.
+    """
+
+    def __init__(self, receipt: Receipt) -> None:
+        if not isinstance(receipt, Receipt) or not isinstance(receipt.event, StreamDpEvent):
+            raise ReceiptError("A noise stream needs a receipt for a stream event (tacit.privacy.events.stream).")
+        self.receipt = receipt
+        event = receipt.event
+        self.strategy: Strategy = strategy_of(event)
+        self.sensitivity = self.strategy.sensitivity(event.contributions, event.separation, event.blocks)
+        self._mixer: Mixer = self.strategy.mixer()
+        self._lock = threading.Lock()
+        receipt._use["stream"] = self
+
+    def reset(self) -> None:
+        """Start a new block with fresh noise (after the model was reset, say)."""
+        self._mixer = self.strategy.mixer()
+
+    def release(self, total: BoundedSum, *, noise: Mapping[str, float] | None = None) -> Released:
+        """The next step's sum with its noise."""
+        bounds = _bounds(total)
+        with self._lock:
+            if self.receipt._use.get("stream") is not self:
+                raise ReceiptError("Another noise stream was opened on this receipt: go on with that one.")
+            event, release, key = take(self.receipt, type(self.receipt.event), _joint(bounds))
+            fixed = _grids(total, bounds, event.noise_multiplier, noise, self.sensitivity)
+            mixer = self.strategy.mixer() if self._over(event, release) else self._mixer
+            self.reset()  # what an interrupted step leaves behind must not be continued
+            mixed = mixer.step(_draw(total.sum, key, release))
+            self._mixer = mixer
+        return _add(total, mixed, fixed)
+
+    def _over(self, event: StreamDpEvent, release: int) -> bool:
+        """Whether a new block starts: where nobody comes twice any division into blocks costs the same."""
+        return self._mixer.finished if event.contributions == 1 else release % event.steps == 0
+
+
+def gaussian_query(query: GridSum, receipt: Receipt) -> Tensor:
+    """Release a small query with Gaussian noise from OpenDP's exact integer sampler.
+
+    Formal guarantee: the discrete Gaussian of variance s^2 + 9 around an integer is, up to a factor within 1e-76 of 1,
+    what one gets by adding N(0, s^2) and then drawing an integer from the discrete Gaussian of variance 9 around the
+    result: that integer's normaliser is constant to 2 exp(-2 pi^2 9) (Poisson summation), so the two densities
+    convolve as continuous ones do. The release is post-processing of the Gaussian that was charged.
+    """
+    bound = _bound(query, "l2", receipt)
+    event, release, key = _take_gaussian(receipt, bound)
+    scale = event.noise_multiplier * bound / query.grid * _UP
+    if key.seeded:
+        return _seeded(query, key.normals(release, len(query.total)) * scale)
+    space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l2_distance(T=float)
+    noisy = (space >> dp.m.then_gaussian(scale=math.hypot(scale, _SMOOTHING) if scale else 0.0))(_integers(query))
+    return torch.tensor(noisy, dtype=torch.float64) * query.grid
+
+
+def laplace(query: GridSum, receipt: Receipt) -> Tensor:
+    """Release a small query with Laplace noise, rounded to the query's grid, from OpenDP's exact integer sampler.
+
+    Formal guarantee: what is added to the integers s is round(L), drawn exactly, where L is continuous Laplace noise of
+    the charged scale: s + round(L) = round(s + L) is post-processing of the Laplace mechanism, so its pure epsilon, its
+    privacy loss distribution and its Renyi divergences all hold (discrete Laplace noise has the first of the three
+    only). A contribution that is spread over several values costs no more than one of the same L1 norm in one value:
+    with shifts e_i that add up to e, and |a| <= e, the integral of min(p, exp(a) q) is at least the product over i of
+    those of min(p_i, exp(a e_i / e) q_i), which is exp((a - e) / 2), the value for one shift of e.
+    """
+    bound = _bound(query, "l1", receipt)
+    event, release, key = take(receipt, dp_event.LaplaceDpEvent, bound)
+    scale = event.noise_multiplier * bound / query.grid * _UP
+    if key.seeded:
+        u = key.uniforms(release, len(query.total)) - 0.5
+        return _seeded(query, -scale * torch.sign(u) * torch.log1p((-2 * u.abs()).clamp_min(-1 + 2**-53)))
+    noise = _rounded_laplace(scale, len(query.total))
+    noisy = [float(value + more) for value, more in zip(_integers(query), noise, strict=True)]
+    return torch.tensor(noisy, dtype=torch.float64) * query.grid
+
+
+def _rounded_laplace(scale: float, count: int) -> list[int]:
+    """Exact samples of round(L), where L is continuous Laplace noise of this scale.
+
+    With y = exp(-1 / (2 scale)) the number G of whole half steps in |L| is geometric, P(G >= k) = y^k, and |round(L)| =
+    (G + 1) // 2. Discrete Laplace noise M of scale 2 ``scale``, P(M = m) in proportion to y^|m|, folded at zero gives
+    G: M if M >= 0, else -M - 1. The sign of L is a fair coin of its own.
+    """
+    if not scale:
+        return [0] * count
+    if not scale < _WIDEST:
+        raise ReceiptError("This noise is wider than 2^55 grid steps: give the query a coarser grid.")
+    space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l1_distance(T="i64")
+    drawn = (space >> dp.m.then_laplace(scale=2 * scale))([0] * count)
+    sizes = (((m if m >= 0 else -m - 1) + 1) // 2 for m in drawn)
+    return [size if coin & 1 else -size for size, coin in zip(sizes, secrets.token_bytes(count), strict=True)]
+
+
+def noisy_max(scores: GridSum, receipt: Receipt) -> int:
+    """Release which of several scores is the largest, and nothing else (OpenDP's noisy max, pure epsilon).
+
+    Formal guarantee: if one unit moves every score by at most d, the index is pure (2d/b)-DP for noise of scale b
+    (McKenna & Sheldon 2020, permute-and-flip: exponential noise); d is the relation's factor times the score's bound.
+    """
+    bound = _bound(scores, "linf", receipt)
+    event, release, key = take(receipt, NoisyMaxDpEvent, bound)
+    scale = event.noise_multiplier * bound / scores.grid * _UP
+    if key.seeded:
+        noise = -scale * torch.log(key.uniforms(release, len(scores.total)))
+        return int(torch.argmax(torch.tensor(scores.total, dtype=torch.float64) + noise))
+    space = dp.vector_domain(dp.atom_domain(T="i64")), dp.linf_distance(T="i64")
+    return int((space >> dp.m.then_noisy_max(dp.max_divergence(), scale=scale))(_integers(scores)))
+
+
+def check(total: BoundedSum, event: DpEvent, *, noise: Mapping[str, float] | None = None) -> None:
+    """Refuse, before a charge, an event whose noise no public grid holds for sums like this (its values are not read).
+
+    Raises:
+        ValueError: what ``gaussian`` or ``GaussianStream`` would refuse once the charge is made.
+    """
+    most = 0.0
+    for leaf in (released(leaf) for leaf, _ in leaves(event)):
+        if isinstance(leaf, StreamDpEvent):
+            stretch = strategy_of(leaf).sensitivity(leaf.contributions, leaf.separation, leaf.blocks)
+            most = max(most, leaf.noise_multiplier * stretch)
+        elif isinstance(leaf, dp_event.GaussianDpEvent):
+            most = max(most, leaf.noise_multiplier)
+    if most:
+        try:
+            _grids(total, _bounds(total), most if noise is None else 0.0, noise)
+        except ReceiptError as reason:
+            raise ValueError(str(reason)) from None
+
+
+def strategy_of(event: StreamDpEvent) -> Strategy:
+    """The correlated-noise strategy that an event names: ``"buffered"``, or ``"banded:16"`` with its size."""
+    name, _, size = event.strategy.partition(":")
+    sizes = {"banded": "bands", "buffered": "buffers"}
+    options = {sizes[name]: int(size)} if size and name in sizes else {}
+    return by_name(name, event.steps, **options)
+
+
+def _take_gaussian(receipt: Receipt, bound: float) -> tuple[dp_event.GaussianDpEvent, int, NoiseKey]:
+    if isinstance(receipt, Receipt) and isinstance(receipt.event, StreamDpEvent):
+        raise ReceiptError("This receipt pays for a stream: release through mechanisms.GaussianStream.")
+    return take(receipt, dp_event.GaussianDpEvent, bound)
+
+
+def _bound(query: GridSum, norm: Norm, receipt: Receipt) -> float:
+    """The bound of one unit's contribution to a query.
+
+    From a Poisson draw a unit may be missing, in REPLACE_ONE's two data sets as well, and the accountant's pair of
+    distributions takes contributions as distances from zero: the middle of [low, high] will not do there.
+    """
+    if not isinstance(query, GridSum):
+        raise ReceiptError("A query carries its bounds: make it with tacit.privacy._queries.grid_sum.")
+    if not isinstance(receipt, Receipt) or is_sampled(receipt.event):
+        return query.bound(norm, Neighbours.ADD_REMOVE)
+    return query.bound(norm, receipt.neighbours)
+
+
+def _integers(query: GridSum) -> list[int]:
+    """The total, cut to what 64 bits hold: that moves no two totals further apart, and nothing is an error."""
+    return [max(-_LARGEST, min(_LARGEST, value)) for value in query.total]
+
+
+def _bounds(total: BoundedSum) -> dict[str, float]:
+    """The bound of each block, after checking that the blocks cover every tensor of the sum exactly once."""
+    if not isinstance(total, BoundedSum):
+        raise ReceiptError(
+            f"A {type(total).__name__} is no bounded sum: give the result of clipped_sum, then the receipt."
+        )
+    if not total.bounds:
+        raise ReceiptError("This sum carries no bounds, so no noise makes it private: use a clip policy that has some.")
+    covered = [name for block in total.bounds for name in total.blocks.get(block, ())]
+    if sorted(covered) != sorted(total.sum):
+        raise ReceiptError("The blocks of a bounded sum must cover each of its tensors exactly once.")
+    if not all(0 <= bound < math.inf for bound in total.bounds.values()):
+        raise ReceiptError("A release needs a finite bound on each unit's contribution; this sum has a block without.")
+    return dict(total.bounds)
+
+
+def _joint(bounds: Mapping[str, float]) -> float:
+    return math.hypot(*bounds.values())
+
+
+def _grids(
+    total: BoundedSum,
+    bounds: Mapping[str, float],
+    paid: float,
+    noise: Mapping[str, float] | None,
+    sensitivity: float = 1.0,
+) -> dict[str, Grid]:
+    """The grid and the noise of each tensor: of all blocks together, or of each block with noise of its own."""
+    sizes = {block: sum(total.sum[name].numel() for name in total.blocks[block]) for block in bounds}
+    if noise is None:
+        found = dict.fromkeys(bounds, _fix(paid * sensitivity, _joint(bounds), sum(sizes.values())))
+    elif set(noise) != set(bounds):
+        raise ReceiptError(f"Give the noise of each block: {', '.join(bounds)}.")
+    elif not joint_noise(noise.values()) >= paid * (1 - 1e-12):  # not a number is refused as well
+        raise ReceiptError("The noise of the blocks together is less than what the receipt states.")
+    else:
+        found = {block: _fix(noise[block] * sensitivity, bounds[block], sizes[block]) for block in bounds}
+    return {name: found[block] for block in bounds for name in total.blocks[block]}
+
+
+def _fix(multiplier: float, bound: float, size: int) -> Grid:
+    try:
+        return grids.fix(multiplier, bound, size)
+    except ValueError as reason:
+        raise ReceiptError(str(reason)) from None
+
+
+def _draw(like: Mapping[str, Tensor], key: NoiseKey, release: int) -> Released:
+    """Fresh standard normals in the shape of the sum, one stream per release."""
+    sizes = {name: value.numel() for name, value in like.items()}
+    flat = key.normals(release, sum(sizes.values()))
+    parts = torch.split(flat, list(sizes.values()))
+    return {name: part.view(like[name].shape) for name, part in zip(sizes, parts, strict=True)}
+
+
+def _add(total: BoundedSum, noise: Released, fixed: Mapping[str, Grid]) -> Released:
+    """Sum and noise, added on their grid in float64 on the CPU and only then cast to the sum's own type and device."""
+    return {name: grids.add(value, noise[name], fixed[name]) for name, value in total.sum.items()}
+
+
+def _seeded(query: GridSum, noise: Tensor) -> Tensor:
+    return (torch.tensor(query.total, dtype=torch.float64) + noise.round()) * query.grid

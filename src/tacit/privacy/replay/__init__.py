@@ -1,0 +1,5 @@
+"""Replaying releases after a crash: the same key, release and batch give the same release, not a second one."""
+
+from tacit.privacy.replay._replay import keep, take_up
+
+__all__ = ["keep", "take_up"]

@@ -1,0 +1,83 @@
+"""Replaying releases after a crash: the same key, release and batch give the same release, not a second one.
+
+Training that dies goes back to its last checkpoint, and the steps in between have been released already. Drawing new
+noise for them would release them twice; so they are computed again with the noise and the sampling that they had.
+
+Formal guarantee: a receipt is taken up only with the key that was kept when it was new (the ledger has its digest), by
+one process at a time (the last one that the chain names; an older one can lease and settle nothing). Replaying release
+t with the same key, the same model and the same data gives the value that was, or would have been, released: nothing
+new about anybody. That model and data are the same is the caller's to check, by fingerprints, before it replays; that
+the machine computes the same to the last bit is an assumption.
+
+A process that was overtaken and still runs has the same key. Within this process its receipt stops at once. In another
+process it can use up the lease that it has and no more (the next one is refused): those are releases that the new
+holder makes, too, with the same key, numbers, model and data, so that they are the same values; they count as made, and
+are never returned. The lease is the window: keep it short, and end the old process first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import weakref
+
+from tacit.privacy import _chain as chain
+from tacit.privacy._ledger import Ledger
+from tacit.privacy._noise import NoiseKey
+from tacit.privacy._receipts import Receipt, ReceiptError, check_charged
+from tacit.privacy.events import StreamDpEvent
+from tacit.privacy.leases import given, held_by, last_word, note, stop_at_start
+
+_holders: weakref.WeakValueDictionary[str, Receipt] = weakref.WeakValueDictionary()  # the newest of each, here
+
+
+def keep(ledger: Ledger, receipt: Receipt) -> str:
+    """The key of a receipt on which nothing was released yet, for a private file; the ledger gets its digest."""
+    if not receipt.live or receipt._key is None:
+        raise ReceiptError(f"Receipt {receipt.id[:8]} is closed or belongs to another process: it has no key here.")
+    if receipt.used:
+        raise ReceiptError("A key is kept before the first release, not after it.")
+    if isinstance(receipt.event, StreamDpEvent):
+        raise ReceiptError("A stream is saved and taken up through tacit.privacy.leases.")
+    check_charged(receipt)
+    stop_at_start(receipt)  # nothing is released that the chain does not know was given away
+    secret = receipt._key.secret()
+    with ledger._transaction() as connection:
+        body = {"upto": given(connection, receipt.id), "holder": held_by(connection, receipt), "key": _digest(secret)}
+        note(connection, "kept", receipt, body)
+    _holders[receipt.id] = receipt
+    return secret
+
+
+def take_up(ledger: Ledger, receipt_id: str, secret: str, used: int) -> tuple[Receipt, int]:
+    """The receipt, live again behind its first ``used`` releases; and how many may have been made by now.
+
+    ``Ledger.settle`` returns no more than what lies behind the second number.
+    """
+    told = ledger.receipt(receipt_id)
+    used = told.counted(used)
+    holder = secrets.token_hex(8)
+    with ledger._transaction() as connection:
+        last = last_word(connection, receipt_id)
+        if last is None or chain.kept_key(connection, receipt_id) != _digest(secret):
+            raise ReceiptError(f"This is not the key of receipt {receipt_id[:8]}: its releases cannot be replayed.")
+        made = max(given(connection, receipt_id), used)
+        note(connection, "resumed", told, {"upto": made, "holder": holder, "exact": True})
+    _overtake(receipt_id)
+    receipt = told.issued(NoiseKey.from_secret(secret, seeded=told.seeded))
+    receipt.skip(used)
+    receipt._use.update(holder=holder, leased=used)
+    _holders[receipt_id] = receipt
+    return receipt, made
+
+
+def _overtake(receipt_id: str) -> None:
+    """Take the rest of its lease from whoever held the receipt in this process: two would draw the same noise."""
+    old = _holders.get(receipt_id)
+    if old is not None:
+        with old._use["lock"]:
+            old._use.update(leased=old.used, overtaken=True)
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(f"tacit key {secret}".encode()).hexdigest()

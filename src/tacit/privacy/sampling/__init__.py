@@ -1,0 +1,5 @@
+"""Private sampling: who takes part in a release, drawn as the release was charged; and what a model draws itself."""
+
+from tacit.privacy.sampling._sampling import chances, draw, randomness
+
+__all__ = ["chances", "draw", "randomness"]

@@ -1,0 +1,94 @@
+"""How far long work is, and what it has spent: a bar on a terminal, a few plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from tacit.recipes import Progress as Report
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+_EVERY = 10.0  # seconds between plain lines about the same thing
+
+
+class Bar:
+    """How far a run is, on stderr: a bar on a terminal, a few plain lines elsewhere (see ``recipes.Progress``)."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._what = ""
+        self._said = -math.inf
+        self._spent = ""
+
+    def __call__(self, what: str, done: int, total: int, *, spent: tuple[float, float] | None = None) -> None:
+        self._spent = budget_text(spent) if spent is not None else self._spent
+        if self._bar is not None:
+            self._show(self._bar, what, done, total)
+        elif what != self._what or done >= total or time.monotonic() - self._said >= _EVERY:
+            text = f"{what}: {done} of {total}" + (f"; {self._spent}" if self._spent else "")
+            print(text, file=sys.stderr)
+            self._said = time.monotonic()
+        self._what = what
+
+    def _show(self, bar: Progress, what: str, done: int, total: int) -> None:
+        if self._task is None or what != self._what:
+            if self._task is not None:
+                bar.remove_task(self._task)
+            self._task = bar.add_task(what, total=total, spent="")
+        bar.update(self._task, completed=done, total=total, spent=self._spent)
+
+    def __enter__(self) -> Bar:
+        if self._console.is_terminal:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._bar = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[spent]}", style="bold", markup=False),
+                console=self._console,
+                transient=True,
+            )
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+@contextmanager
+def shown(progress: Report | bool) -> Iterator[Report | None]:
+    """The function to report to: a bar of our own if `progress` is True, nothing if it is False."""
+    if isinstance(progress, bool):
+        if not progress:
+            yield None
+            return
+        with Bar() as bar:
+            yield bar
+        return
+    yield progress
+
+
+def budget_text(spent: tuple[float, float]) -> str:
+    """What was spent of what may be, never rounded below the truth."""
+    from tacit.privacy._budget import round_up
+
+    used, whole = spent
+    if math.isinf(used) or math.isinf(whole):
+        return "not private"
+    return f"privacy spent: eps {round_up(used, 3)} of {whole:g}"

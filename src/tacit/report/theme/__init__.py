@@ -1,0 +1,43 @@
+"""How figures look, and how they get into a page."""
+
+from tacit.report.theme._theme import (
+    COLOURS,
+    DARK,
+    FAINT,
+    GRID,
+    INK,
+    MARKS,
+    MUTED,
+    PAPER,
+    ROLES,
+    WIDTH,
+    colour,
+    end_labels,
+    figure,
+    mark,
+    png,
+    png_element,
+    styled,
+    svg,
+)
+
+__all__ = [
+    "COLOURS",
+    "DARK",
+    "FAINT",
+    "GRID",
+    "INK",
+    "MARKS",
+    "MUTED",
+    "PAPER",
+    "ROLES",
+    "WIDTH",
+    "colour",
+    "end_labels",
+    "figure",
+    "mark",
+    "png",
+    "png_element",
+    "styled",
+    "svg",
+]

@@ -1,0 +1,154 @@
+"""Random search and grid search, with every trial paid for.
+
+Which points are tried is fixed before the first release, so trainables that draw their batches by chance are welcome:
+all their runs and scores are declared first and composed by PLD.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tacit.privacy import Budget, Ledger, Neighbours, Unit
+from tacit.privacy.events import check_count
+from tacit.progress import shown
+from tacit.recipes import Progress
+from tacit.tune import _budget_split as equal
+from tacit.tune._plan import SHAVE, score_share
+from tacit.tune._runners import Curator, Here, Runner
+from tacit.tune._sampled import is_sampled
+from tacit.tune._search import Payer, Tuned, chance_of, needed, part, unit_of
+from tacit.tune._space import Space
+from tacit.tune._trials import Score, Trainable
+
+
+def random_search(
+    trainable: Trainable,
+    space: Space,
+    budget: Budget,
+    *,
+    ledger: Ledger,
+    subject: str,
+    trials: int = 1,
+    score: Score | None = None,
+    size: int | None = None,
+    precision: float = 0.01,
+    scores: float = 0.1,
+    unit: Unit | str | None = None,
+    neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
+    runner: Runner | None = None,
+    curator: Curator | None = None,
+    draw_seed: int | None = None,
+    seed: int | None = None,
+    progress: Progress | bool = False,
+) -> Tuned:
+    """One run with the whole budget at a point drawn by chance; or the best of several that share it.
+
+    With `trials=1` nothing is scored and nothing else is spent. With more, every trial gets an equal part of mu^2 and a
+    noisy score (see `plan` for `precision` and `scores`); all models are released, so the best one is the result and
+    there is no final run. Other arguments: see `linear_scaling`. A runner in other processes hands the model back
+    pickled.
+
+    Formal guarantee: mu^2 = trials * (mu_run^2 + mu_score^2), at most that of the budget and charged run by run; points
+    are drawn without looking at anything. One trial costs mu_run alone. Batches drawn by chance: see `grid_search`.
+    """
+    check_count(trials, "trials")
+    equal.check_budget(budget)
+    chance = chance_of(draw_seed)
+    points = [space.draw(chance) for _ in range(trials)]
+    several = trials > 1
+    unit = unit_of(trainable, unit)
+    payer = Payer(
+        trainable=trainable,
+        ledger=ledger,
+        subject=subject,
+        neighbours=Neighbours(neighbours),
+        delta=budget.delta,
+        score=needed(part(trainable, score, "score"), "score") if several else None,
+        size=needed(part(trainable, size, "size"), "size") if several else 1,
+        runner=runner or Here(),
+        curator=curator,
+        seed=seed,
+    )
+    mu, mu_score = budget.mu * SHAVE, None
+    if several:
+        mu, mu_score = equal.share(budget, trials, size=payer.size, precision=precision, scores=scores)
+    sampled = is_sampled(trainable, space)
+    mu = equal.declare(payer, points, mu, mu_score, budget, unit=unit, sampled=sampled)
+    with shown(progress) as told:
+        payer = replace(payer, progress=told)
+        if mu_score is not None:
+            done = payer.trials(points, mu, mu_score, name="random search", keep=True)
+            return equal.chosen(payer, done, mu, unit=unit)
+        payer.tell("random search", 0, 1)
+        model = payer.train(points[0], mu, note="random search")
+        payer.tell("random search", 1, 1)
+    return Tuned(
+        model=model,
+        hyperparameters=points[0],
+        trials=(),
+        guarantee=ledger.spent(subject),
+        flattering=payer.alone(mu, unit),
+    )
+
+
+def grid_search(
+    trainable: Trainable,
+    space: Space,
+    budget: Budget | None = None,
+    *,
+    ledger: Ledger,
+    subject: str,
+    points: int = 3,
+    each: Budget | None = None,
+    score: Score | None = None,
+    size: int | None = None,
+    precision: float = 0.01,
+    scores: float = 0.1,
+    unit: Unit | str | None = None,
+    neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
+    runner: Runner | None = None,
+    curator: Curator | None = None,
+    seed: int | None = None,
+    progress: Progress | bool = False,
+) -> Tuned:
+    """A run at every point of `space.grid(points)`; the best by its noisy score is the result.
+
+    Within a `budget` the k points share it: each run gets about mu/sqrt(k). With `each`, every run gets that much, as
+    people do it who report the winner's epsilon; then the subject has to afford all of them (`budget`, if the subject
+    is new; by default exactly what they cost), or nothing is charged. `guarantee` is what the search cost, and
+    `flattering` is the winner's own. Other arguments: see `random_search`.
+
+    Formal guarantee: mu^2 = k * (mu_run^2 + mu_score^2), charged run by run. Where batches are drawn by chance, each
+    run is (epsilon, delta)-private where a Gaussian release of mu_run is; all k and their scores are declared before
+    the first in the ledger's plan mode and composed by PLD, with mu_run lowered until they fit (or, with `each`,
+    refused if they do not).
+    """
+    own = each or budget
+    if own is None:
+        raise ValueError("Say budget=, what all points share, or each=, what every one of them gets.")
+    equal.check_budget(own)
+    places = list(space.grid(points))
+    unit = unit_of(trainable, unit)
+    payer = Payer(
+        trainable=trainable,
+        ledger=ledger,
+        subject=subject,
+        neighbours=Neighbours(neighbours),
+        delta=own.delta,
+        score=needed(part(trainable, score, "score"), "score"),
+        size=needed(part(trainable, size, "size"), "size"),
+        runner=runner or Here(),
+        curator=curator,
+        seed=seed,
+    )
+    if each is None:
+        mu, mu_score = equal.share(own, len(places), size=payer.size, precision=precision, scores=scores)
+    else:
+        mu = each.mu
+        mu_score = score_share(each, mu, 1, size=payer.size, precision=precision, scores=scores)
+    sampled = is_sampled(trainable, space)
+    mu = equal.declare(payer, places, mu, mu_score, budget, unit=unit, sampled=sampled, fixed=each is not None)
+    with shown(progress) as told:
+        payer = replace(payer, progress=told)
+        done = payer.trials(places, mu, mu_score, name="grid search", keep=True)
+        return equal.chosen(payer, done, mu, unit=unit)

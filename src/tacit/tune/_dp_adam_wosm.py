@@ -1,0 +1,104 @@
+"""Adam without its second moment (DPAdamWOSM; Mohapatra et al., 2021): the noise says how large a step is.
+
+Under privacy the squared gradients that Adam averages are nearly all noise, so their average is known beforehand: the
+variance of the noise. With that constant in its place Adam is momentum with a learning rate that needs no search.
+"""
+
+from __future__ import annotations
+
+from tacit.finetune import DPGD, Optimiser
+from tacit.privacy import Budget, Ledger, Neighbours, Unit
+from tacit.privacy._receipts import released
+from tacit.privacy.events import DpEvent, leaves
+from tacit.tune._budget_split import check_budget, declare
+from tacit.tune._plan import SHAVE
+from tacit.tune._runners import Curator
+from tacit.tune._search import Payer, Tuned, needed, part, unit_of
+from tacit.tune._space import Hyperparameters
+from tacit.tune._trials import Trainable, event_of
+
+BETA = 0.9
+
+
+def dpgd_wosm(hyperparameters: Hyperparameters) -> Optimiser:
+    """Gradient descent over everybody along Adam's first moment: momentum, with the start's bias taken out."""
+    clip = 1.0 if hyperparameters.clip is None else hyperparameters.clip
+    return DPGD(
+        lr=hyperparameters.lr,
+        steps=hyperparameters.steps,
+        clip=clip,
+        momentum=BETA,
+        schedule="debiased",
+        free_step=False,
+    )
+
+
+def adam_without_second_moment(
+    trainable: Trainable,
+    budget: Budget,
+    *,
+    steps: int,
+    ledger: Ledger,
+    subject: str,
+    lr: float = 0.001,
+    clip: float | None = None,
+    batch: int | None = None,
+    size: int | None = None,
+    stabiliser: float = 1e-8,
+    unit: Unit | str | None = None,
+    neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
+    curator: Curator | None = None,
+    seed: int | None = None,
+) -> Tuned:
+    """One run at the whole budget whose learning rate follows from its noise; the number of steps is yours to say.
+
+    A step is lr * m / (noise + stabiliser), where m is Adam's first moment of the released mean gradients and `noise`
+    the standard deviation of the noise in one of them: sigma * clip / size (or / batch, where batches are drawn by
+    chance). So the trainable is called with the learning rate lr / (noise + stabiliser) and has to step along m: for a
+    `Finetuning`, give it `optimiser=dpgd_wosm`.
+
+    Formal guarantee: one run of the budget's mu (with batches drawn by chance: of its (epsilon, delta), by PLD). The
+    learning rate is made of the noise multiplier, the clip and the declared size, which are public: choosing it looks
+    at nobody.
+    """
+    check_budget(budget)
+    if not (lr > 0 and stabiliser >= 0):
+        raise ValueError("lr is above 0 and stabiliser not negative.")
+    relation, people = Neighbours(neighbours), needed(part(trainable, size, "size"), "size")
+    mu = budget.mu * SHAVE
+    point = Hyperparameters(lr=lr, steps=steps, batch=batch, clip=clip)
+    sampled = getattr(trainable, "sampled", None)
+    by_chance = sampled is not None and sampled(point)
+    unit = unit_of(trainable, unit)
+    payer = Payer(
+        trainable=trainable,
+        ledger=ledger,
+        subject=subject,
+        neighbours=relation,
+        delta=budget.delta,
+        curator=curator,
+        seed=seed,
+    )
+    if by_chance and batch is None:
+        raise ValueError("Say batch=, the mean size of the batches that are drawn: sums are divided by it.")
+    _sigma(event_of(trainable, point, mu, relation))
+    mu = declare(payer, [point], mu, None, budget, unit=unit, sampled=by_chance)
+    event = event_of(trainable, point, mu, relation)
+    noise = _sigma(event) * (1.0 if clip is None else clip) / (batch if by_chance and batch else people)
+    found = Hyperparameters(lr=lr / (noise + stabiliser), steps=steps, batch=batch, clip=clip)
+    return Tuned(
+        model=payer.train(found, mu, event, note="adam without second moment"),
+        hyperparameters=found,
+        trials=(),
+        guarantee=ledger.spent(subject),
+        decisions=(f"The noise in a mean gradient is {noise:.4g}: the learning rate is {found.lr:.4g}.",),
+        flattering=payer.alone(mu, unit),
+    )
+
+
+def _sigma(event: DpEvent) -> float:
+    """The noise multiplier of every step."""
+    found = {getattr(released(leaf), "noise_multiplier", None) for leaf, _ in leaves(event)}
+    if len(found) != 1 or None in found:
+        raise ValueError("The steps of this trainable do not all have one noise, so it gives no learning rate.")
+    return float(found.pop())  # type: ignore[arg-type]

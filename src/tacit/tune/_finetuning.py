@@ -1,0 +1,174 @@
+"""`finetune.fit` as something to tune: what a trial trains, what it releases, and how its model is scored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy, deepcopy
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tacit.data._records import Records, unit_ids_of
+from tacit.data._tensor_records import Table
+from tacit.finetune import DPGD, Backbone, Classes, Optimiser, Task, fit, plan
+from tacit.finetune._evaluation import check_rows_alone, right_by_unit
+from tacit.finetune._features import extract, is_linear
+from tacit.finetune._fit import check_labels, try_out
+from tacit.finetune._linear_probe import blank_row
+from tacit.finetune._reading import likeness
+from tacit.finetune._sources import agree, as_records, prepared, told_unit
+from tacit.models import head_of
+from tacit.privacy import Neighbours, Receipt, Unit, epsilon_of
+from tacit.privacy.events import DpEvent, check_count, gaussian_noise
+from tacit.tune._random_split import Part, coins, part_of
+from tacit.tune._search import unit_of
+from tacit.tune._space import Hyperparameters
+
+_OPTIONS = {"rows_each", "augment", "init", "microbatch", "seed"}  # of `fit`, that a trial may have
+
+
+def dpgd(hyperparameters: Hyperparameters) -> Optimiser:
+    """Private gradient descent: everybody in every step, momentum, unit clip, a free last step."""
+    clip = 1.0 if hyperparameters.clip is None else hyperparameters.clip
+    return DPGD(lr=hyperparameters.lr, steps=hyperparameters.steps, clip=clip)
+
+
+class Finetuning:
+    """A trainable for every search of `tune`: trains a copy of `model` with `finetune.fit`.
+
+    `optimiser` makes the optimiser from hyperparameters (a function of a module if trials run in other processes);
+    other arguments (also rows_each, augment, init, microbatch and seed) are those of `fit`. `unit` is that of the data,
+    and every search promises to that. With scheme "linear" the backbone runs over the data once, here, however many
+    trials there are. What does not fit together is refused here, before any charge.
+
+    `measure`: what a trial is scored by. "loss": 1 less the loss, which is cut at twice that of a blind guess; unlike
+    "accuracy" it sees the scale of a head, and tells a start that has hardly moved from one that has learnt.
+
+    Formal guarantee: a run on a receipt of `event`. Of steps over everybody that is worth exactly mu; of batches drawn
+    by chance it is (epsilon, delta)-private where a Gaussian release of mu is, by PLD, and the search composes all
+    runs by PLD as well. A unit's score is the mean over its rows of a number between 0 and 1, each computed from
+    its row alone (checked on made-up rows).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Any,
+        *,
+        size: int,
+        classes: int | None = None,
+        task: Task | None = None,
+        delta: float = 1e-5,
+        optimiser: Callable[[Hyperparameters], Optimiser] = dpgd,
+        scheme: str = "linear",
+        unit: Unit | str | None = None,
+        unit_ids: Any = None,
+        units: Unit | str | None = None,
+        head: Literal["new", "keep"] = "new",
+        bias: bool = True,
+        measure: Literal["loss", "accuracy"] = "loss",
+        **options: Any,
+    ) -> None:
+        if measure not in ("loss", "accuracy"):
+            raise ValueError(f"A trial is scored by its loss or its accuracy; got {measure!r}.")
+        self.measure = measure
+        self.size, named = size, told_unit(unit, units)
+        self.optimiser, self.delta = optimiser, delta
+        self._task: Task = task or Classes(classes if classes is not None else head_of(model)[1].out_features)
+        if measure == "loss" and not hasattr(self._task, "sure"):
+            raise ValueError("This task does not say how sure a model is: give it `sure`, or say measure='accuracy'.")
+        self._model = model
+        if unknown := set(options) - _OPTIONS:
+            known = ", ".join(sorted(_OPTIONS))
+            raise ValueError(f"A trial cannot be given {min(unknown)!r}; what there is beside the rest: {known}.")
+        shown = {name: options.pop(name, None) for name in ("rows_each", "augment")}  # of the records, not of a run
+        self._records = as_records(data, named, unit_ids=unit_ids, **shown)
+        self.unit = agree(self._records, named)
+        check_labels(self._task, self._records)
+        check_rows_alone(self._task, self._records.labels(), sure=measure == "loss")
+        self._how: dict[str, Any] = options | {"scheme": scheme, "head": head, "bias": bias}
+        check_count(size, "size")
+        like = try_out(self._with_head(), self._records)
+        self._features: Records | None = self._cached()
+        scored = self._features
+        self._like = like if scored is None else likeness(scored, training=False)  # of what is scored: no unit decides
+
+    def sampled(self, hyperparameters: Hyperparameters) -> bool:
+        """Whether batches are drawn by chance, so that no single mu tells what a run releases."""
+        return self.optimiser(hyperparameters).sampler.rate(self.size) < 1
+
+    def event(self, hyperparameters: Hyperparameters, mu: float, neighbours: Neighbours) -> DpEvent:
+        """What a run of `mu` releases: its optimiser's steps, with the noise that makes them so much."""
+        optimiser, delta = self.optimiser(hyperparameters), self.delta
+        optimiser.check(neighbours, resumable=False, named=unit_ids_of(self._records) is not None)
+        one = gaussian_noise(optimiser.event(1.0, self.size))
+        if one is not None:
+            return optimiser.event(neighbours.factor / (mu * one), self.size)
+        return plan(optimiser, epsilon=epsilon_of(mu, delta), delta=delta, size=self.size, neighbours=neighbours)
+
+    def event_with(self, hyperparameters: Hyperparameters, noise: float) -> DpEvent:
+        """What a run with this noise multiplier releases."""
+        return self.optimiser(hyperparameters).event(noise, self.size)
+
+    def __call__(self, hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> nn.Module:
+        """A trained copy of the model."""
+        del mu  # the receipt says it
+        unit_of(self, receipt.unit)
+        table = self._features
+        fitted = fit(
+            deepcopy(self._model) if table is None else self._probe(),
+            self._records if table is None else table,
+            optimiser=self.optimiser(hyperparameters),
+            delta=self.delta,
+            receipt=receipt,
+            size=self.size,
+            task=self._task,
+            **self._how,
+        ).model
+        if table is None:
+            return fitted
+        whole = self._with_head()
+        head_of(whole)[1].load_state_dict(head_of(fitted)[1].state_dict())
+        return whole
+
+    def score(self, model: nn.Module) -> Tensor:
+        """How right a trained model is about each unit. Private: it leaves with noise or not at all."""
+        if self._features is None:
+            return right_by_unit(model, self._records, self._task, sure=self.measure == "loss", like=self._like)
+        probe = nn.Sequential(nn.Identity(), head_of(model)[1])
+        return right_by_unit(probe, self._features, self._task, sure=self.measure == "loss", like=self._like)
+
+    def split(self, rate: float, *, seed: int | None = None) -> tuple[Finetuning, Finetuning]:
+        """Two trainables of different people: every unit is in the first with probability `rate`, by a coin of its own.
+
+        Their sizes are public: `rate` times the declared one, rounded, and the rest. See `subset_search`.
+        """
+        if not 0 < rate < 1:
+            raise ValueError(f"The rate of a split is between 0 and 1; got {rate:g}.")
+        first, size = coins(len(self._records), rate, seed), round(rate * self.size)
+        return self._part(first, size), self._part(~first, self.size - size)
+
+    def _part(self, mine: Tensor, size: int) -> Finetuning:
+        units, table, other = torch.nonzero(mine).flatten(), self._features, copy(self)
+        other.size, other._records = size, Part(self._records, units)
+        other._features = None if table is None else part_of(table, units)
+        return other
+
+    def _cached(self) -> Records | None:
+        """What the head sees of each row, where the head alone is trained and nothing comes after it."""
+        records = self._records
+        if self._how["scheme"] != "linear" or not isinstance(records, Table) or records.augmented:
+            return None
+        model = self._with_head()
+        if not is_linear(model, blank_row(model, records)):
+            return None
+        return records.with_inputs(extract(Backbone(model), records))
+
+    def _with_head(self) -> nn.Module:
+        how = {name: self._how[name] for name in ("scheme", "head", "bias")}
+        return prepared(deepcopy(self._model), self._task.outputs, init="pretrained", seed=0, **how).eval()
+
+    def _probe(self) -> nn.Module:
+        head = head_of(self._with_head())[1]
+        return nn.Sequential(nn.Identity(), head)

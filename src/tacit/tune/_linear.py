@@ -1,0 +1,234 @@
+"""Linear scaling: cheap trials find how the best total step size grows with epsilon; the final run reads it off.
+
+After Panda et al., 2024 (paper 3, algorithms 1 to 3), with the choice of the winners paid for.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+from tacit.privacy import Budget, Ledger, Neighbours, Unit
+from tacit.privacy.events import check_count
+from tacit.progress import shown
+from tacit.recipes import Progress
+from tacit.tune._line import Axis, Line, fit_line
+from tacit.tune._plan import SHAVE, Plan
+from tacit.tune._plan import plan as make_plan
+from tacit.tune._runners import Curator, Here, Runner
+from tacit.tune._sampled import fixed_steps, is_sampled, plan_sampled
+from tacit.tune._search import (
+    Payer,
+    RunFailed,
+    Tuned,
+    best,
+    chance_of,
+    check_affordable,
+    needed,
+    open_subject,
+    part,
+    unit_of,
+)
+from tacit.tune._space import Hyperparameters, Space, Way
+from tacit.tune._trials import Score, Trainable, Trial
+
+Draw = Literal["following", "stratified", "uniform", "independent"]
+WINDOW = 0.4  # of the box, on a logarithmic scale: where a sweep that follows another looks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaled(Tuned):
+    """A search by linear scaling: the plan it kept to and the line it found."""
+
+    plan: Plan
+    line: Line
+
+
+def linear_scaling(
+    trainable: Trainable,
+    space: Space,
+    budget: Budget,
+    *,
+    ledger: Ledger,
+    subject: str,
+    score: Score | None = None,
+    size: int | None = None,
+    plan: Plan | None = None,
+    trials: int = 3,
+    degree: int = 1,
+    axis: Axis = "epsilon",
+    way: Way = "balanced",
+    draw: Draw = "following",
+    unit: Unit | str | None = None,
+    neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
+    runner: Runner | None = None,
+    curator: Curator | None = None,
+    draw_seed: int | None = None,
+    seed: int | None = None,
+    progress: Progress | bool = False,
+) -> Scaled:
+    """Search and train within `budget`, everything included.
+
+    - `trainable(hyperparameters, mu, receipt)` trains a model on a receipt; `Finetuning` makes one of `finetune.fit`.
+    - `score(model)`: one number in [0, 1] per unit, of the private units themselves; `size`: their public number. A
+      `Finetuning` has both.
+    - `plan`: how the budget is split (`tune.plan`); by default `trials` runs at 0.1 and at 0.2 of epsilon.
+    - `draw`: where the r of a sweep's trials lie in the box. "stratified": one in each of as many equal parts, on a
+      logarithmic scale. "following": the first sweep is, and later ones look in the same way at 0.4 of the box, around
+      the r that the best trial so far has in proportion to epsilon. "uniform": log-uniform. "independent": lr and
+      steps each log-uniform.
+    - `degree`: of the polynomial, for at least degree + 1 sweeps; `axis`: r against epsilon (the paper's text and code)
+      or mu (its algorithm 2); `way`: how r becomes learning rate and steps (`Space.decompose`).
+    - `runner`: `Processes(2)` runs the trials of a sweep side by side, all of them charging `ledger`.
+    - `draw_seed` fixes which hyperparameters are tried: that is public. `seed` fixes the noise: "seeded: not private".
+
+    Formal guarantee: that of the plan, held to by the ledger's filter on sums of mu^2, which allows for later charges
+    that depend on earlier releases. What is released: every trial's model, its noisy score, and the final model; the
+    line and all decisions are made of these. Trainables that draw their batches by chance (`sampled`) have no single
+    mu: there the steps of every run are fixed before the first, r decides the learning rate alone, and all runs and
+    scores are composed by PLD in the ledger's plan mode.
+    """
+    unit = unit_of(trainable, unit)
+    made = plan or make_plan(budget, trials, size=part(trainable, size, "size"), neighbours=neighbours, unit=unit)
+    if made.budget != budget:
+        raise ValueError(f"The plan is for {made.budget}, and the search is given {budget}.")
+    if made.neighbours is not Neighbours(neighbours) or made.unit != Unit(unit):
+        raise ValueError("The plan has another unit or neighbour relation than this search says.")
+    check_count(degree, "degree")
+    if len(made.sweeps) < degree + 1:
+        raise ValueError(f"Degree {degree} needs at least {degree + 1} sweeps; the plan has {len(made.sweeps)}.")
+    if part(trainable, size, "size") is None:
+        raise ValueError("Say size=, the public number of units that scores are divided by.")
+    needed(part(trainable, score, "score"), "score")
+    chance = chance_of(draw_seed)
+    whole, last, fixed = space, None, None
+    if is_sampled(trainable, space):  # then nothing follows anything: a plan is made before the first score
+        fixed = [_points(space, (0.0, 1.0), made.trials, draw, way, chance) for _ in made.sweeps]
+        space = fixed_steps(space)
+        made, last = plan_sampled(trainable, made, fixed, space, ledger, subject)
+    else:
+        open_subject(ledger, subject, budget, unit=unit, neighbours=neighbours)
+        check_affordable(ledger, subject, made.mu, budget.delta, f"{made.runs} runs and their scores")
+    with shown(progress) as told:
+        payer = Payer(
+            trainable=trainable,
+            ledger=ledger,
+            subject=subject,
+            neighbours=made.neighbours,
+            delta=budget.delta,
+            score=part(trainable, score, "score"),
+            size=part(trainable, size, "size"),
+            runner=runner or Here(),
+            curator=curator,
+            seed=seed,
+            progress=told,
+        )
+        done: list[Trial] = []
+        failed: tuple[str, ...] = ()
+        for number, mu in enumerate(made.sweeps, 1):
+            ends = _where(done, mu, made, whole) if draw == "following" else (0.0, 1.0)
+            points = fixed[number - 1] if fixed else _points(whole, ends, made.trials, draw, way, chance)
+            done += payer.trials(points, mu, made.mu_score, name=f"sweep {number}", before=len(done), of=made.runs)
+        line = fit_line(
+            winners(done, made),
+            space=space,
+            delta=budget.delta,
+            degree=degree,
+            axis=axis,
+            way=way,
+            best=_best_point(done, made),
+        )
+        target = made.epsilon(made.mu_final)
+        point = line.at(target)
+        payer.tell("final run", len(done), made.runs)
+        try:
+            model = payer.train(point, made.mu_final, last)
+        except RunFailed:  # what the trials found was paid for, too
+            model, failed = None, ("The final run failed: there is no model.",)
+        payer.tell("final run", made.runs, made.runs)
+    return Scaled(
+        model=model,
+        hyperparameters=point,
+        trials=tuple(done),
+        guarantee=ledger.spent(subject),
+        decisions=(*line.said(target), *failed),
+        flattering=payer.alone(made.mu_final, unit),
+        plan=made,
+        line=line,
+    )
+
+
+def train(
+    trainable: Trainable,
+    hyperparameters: Hyperparameters,
+    budget: Budget,
+    *,
+    ledger: Ledger,
+    subject: str,
+    unit: Unit | str | None = None,
+    neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
+    curator: Curator | None = None,
+    seed: int | None = None,
+) -> Tuned:
+    """One run with known hyperparameters, such as `line.at(epsilon)` of an earlier search: only this run is charged.
+
+    Formal guarantee: one run of the budget's mu, charged to the subject; hyperparameters from a saved line are made of
+    what its search released and paid for.
+    """
+    unit = unit_of(trainable, unit)
+    open_subject(ledger, subject, budget, unit=unit, neighbours=neighbours)
+    relation = Neighbours(neighbours)
+    payer = Payer(
+        trainable=trainable,
+        ledger=ledger,
+        subject=subject,
+        neighbours=relation,
+        delta=budget.delta,
+        curator=curator,
+        seed=seed,
+    )
+    mu = budget.mu * SHAVE
+    return Tuned(
+        model=payer.train(hyperparameters, mu, note="run"),
+        hyperparameters=hyperparameters,
+        trials=(),
+        guarantee=ledger.spent(subject),
+        flattering=payer.alone(mu, unit),
+    )
+
+
+def winners(trials: list[Trial], plan: Plan) -> list[tuple[float, float]]:
+    """(epsilon, r) of each sweep's best trial; a sweep in which all failed has none."""
+    found = [best([trial for trial in trials if trial.mu == mu]) for mu in plan.sweeps]
+    return [(plan.epsilon(trial.mu), trial.hyperparameters.r) for trial in found if trial is not None]
+
+
+def _best_point(trials: list[Trial], plan: Plan) -> tuple[float, float] | None:
+    """(epsilon, r) of the best trial of all."""
+    found = best(trials)
+    return None if found is None else (plan.epsilon(found.mu), found.hyperparameters.r)
+
+
+def _where(done: list[Trial], mu: float, plan: Plan, space: Space) -> tuple[float, float]:
+    """The part of the box in which a sweep looks: all of it, or a window around what the trials so far suggest."""
+    found = _best_point(done, plan)
+    if found is None:
+        return 0.0, 1.0
+    epsilon, r = found
+    middle = space.share(r * plan.epsilon(mu) / epsilon)
+    low = min(max(middle - WINDOW / 2, 0.0), 1 - WINDOW)
+    return low, low + WINDOW
+
+
+def _points(
+    space: Space, ends: tuple[float, float], count: int, draw: Draw, way: Way, chance: random.Random
+) -> list[Hyperparameters]:
+    """Where the trials of a sweep are, between two shares of the box."""
+    if draw == "independent":
+        return [space.draw(chance) for _ in range(count)]
+    shares = [chance.random() for _ in range(count)]
+    if draw != "uniform":
+        shares = [(place + share) / count for place, share in enumerate(shares)]
+    low, high = ends
+    return [space.decompose(space.at(low + (high - low) * share), way, chance) for share in shares]

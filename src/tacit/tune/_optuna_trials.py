@@ -1,0 +1,135 @@
+"""Optuna's samplers in charge of private trials: they see what was released, and every trial is charged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tacit.privacy import Budget, BudgetExceeded, Ledger, Neighbours, Unit
+from tacit.privacy.events import check_count
+from tacit.progress import shown
+from tacit.recipes import Progress
+from tacit.tune import _budget_split as equal
+from tacit.tune._runners import Curator, Here, Runner
+from tacit.tune._sampled import is_sampled
+from tacit.tune._search import Payer, Tuned, needed, open_subject, part, unit_of
+from tacit.tune._space import Hyperparameters, Space
+from tacit.tune._trials import Score, Trainable, Trial
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+
+
+def distributions(space: Space) -> dict[str, BaseDistribution]:
+    """The box as Optuna has it: every value on a logarithmic scale, steps and batch whole."""
+    optuna = _optuna()
+    whole, real = optuna.distributions.IntDistribution, optuna.distributions.FloatDistribution
+    return {
+        name: whole(int(low), int(high), log=True) if name in ("steps", "batch") else real(low, high, log=True)
+        for name, (low, high) in space.ranges.items()
+    }
+
+
+def optuna_search(
+    study: Study,
+    trainable: Trainable,
+    space: Space,
+    budget: Budget,
+    *,
+    trials: int,
+    ledger: Ledger,
+    subject: str,
+    of: int | None = None,
+    score: Score | None = None,
+    size: int | None = None,
+    precision: float = 0.01,
+    scores: float = 0.1,
+    unit: Unit | str | None = None,
+    neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
+    runner: Runner | None = None,
+    curator: Curator | None = None,
+    seed: int | None = None,
+    progress: Progress | bool = False,
+) -> Tuned:
+    """`trials` charged trials at the points that the study's sampler asks for; the best model is the result.
+
+    The study maximises. It is told each trial's noisy score, or that the trial failed (which stays charged); a trial's
+    receipt and mu are its user attributes. The budget is shared by `of` trials (by default `trials`): several
+    processes with one study in a database and one ledger each make some of them. If the subject has nothing left, the
+    search stops, says so, and returns the best so far. Other arguments: see `random_search`.
+
+    Formal guarantee: mu^2 = of * (mu_run^2 + mu_score^2), at most that of the budget and charged run by run. The
+    sampler sees scores that were released, so its choices depend on nothing else; that later charges depend on earlier
+    releases is what the ledger's filter on sums of mu^2 allows for. Batches drawn by chance need a list of runs that is
+    fixed in advance, which a sampler does not give: they are refused.
+    """
+    check_count(trials, "trials")
+    optuna = _optuna()
+    if len(study.directions) != 1 or study.direction != optuna.study.StudyDirection.MAXIMIZE:
+        raise ValueError("Scores are the higher the better: create the study with direction='maximize'.")
+    if is_sampled(trainable, space):
+        raise ValueError(
+            "A sampler chooses each run by what was released before, and batches drawn by chance compose only if all "
+            "runs are fixed in advance: take steps over everybody, or random_search."
+        )
+    unit = unit_of(trainable, unit)
+    box = distributions(space)
+    payer = Payer(
+        trainable=trainable,
+        ledger=ledger,
+        subject=subject,
+        neighbours=Neighbours(neighbours),
+        delta=budget.delta,
+        score=needed(part(trainable, score, "score"), "score"),
+        size=needed(part(trainable, size, "size"), "size"),
+        runner=runner or Here(),
+        curator=curator,
+        seed=seed,
+    )
+    mu, mu_score = equal.share(budget, of or trials, size=payer.size, precision=precision, scores=scores)
+    open_subject(ledger, subject, budget, unit=unit, neighbours=neighbours)
+    done: list[Trial] = []
+    said: tuple[str, ...] = ()
+    with shown(progress) as told:
+        payer = replace(payer, progress=told)
+        for number in range(trials):
+            asked = study.ask(box)
+            try:
+                trial = _run(payer, asked, mu, mu_score, number, trials)
+            except BaseException as error:
+                study.tell(asked, state=optuna.trial.TrialState.FAIL)
+                if not isinstance(error, BudgetExceeded):
+                    raise
+                said = (f"Stopped after {number} of {trials} trials: {subject} has nothing left for another.",)
+                break
+            if trial.failed:
+                study.tell(asked, state=optuna.trial.TrialState.FAIL)
+            else:
+                study.tell(asked, trial.score)
+            done = _with(done, trial)
+    return equal.chosen(payer, done, mu, unit=unit, decisions=said)
+
+
+def _run(payer: Payer, asked: Any, mu: float, mu_score: float, number: int, trials: int) -> Trial:
+    point = Hyperparameters(**asked.params)
+    found = payer.trials([point], mu, mu_score, name="optuna", before=number, of=trials, keep=True)[0]
+    asked.set_user_attr("receipt", found.receipt)
+    asked.set_user_attr("mu", mu)
+    return found
+
+
+def _with(done: list[Trial], trial: Trial) -> list[Trial]:
+    """One more; the best so far keeps its model."""
+    top = max((other.score for other in done if other.score is not None), default=None)
+    if trial.score is None or (top is not None and trial.score <= top):
+        return [*done, replace(trial, model=None)]
+    return [*(replace(other, model=None) for other in done), trial]
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise ValueError("Optuna is not installed: pip install 'tacit[optuna]'.") from None
+    return optuna

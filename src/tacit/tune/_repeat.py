@@ -1,0 +1,254 @@
+"""Repeat and select (Papernot & Steinke, 2022): a secret number of full trials, of which only the winner leaves.
+
+Its price is two to three times that of one trial, however many there were, provided that nobody learns anything else.
+See `privacy.selection` for the mechanism.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import random
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, TextIO
+
+from tacit.privacy import Budget, Guarantee, Ledger, Neighbours, Unit, accounting, events, mu_of, selection
+from tacit.privacy.events import DpEvent, gaussian_noise, same
+from tacit.tune._budget_split import check_budget
+from tacit.tune._plan import SHAVE, score_share
+from tacit.tune._runners import Curator
+from tacit.tune._sampled import Sampled
+from tacit.tune._search import Tuned, check_score, check_terms, needed, part, unit_of
+from tacit.tune._space import Hyperparameters, Space
+from tacit.tune._trials import Score, Trainable, Trial, event_of, released, trained
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeats:
+    """What a search by repeat and select charges, and what one trial of it may spend."""
+
+    event: DpEvent  # the whole search, for a subject in the plan mode
+    training: DpEvent  # what one trial pays for its training; T steps at this joint noise, whatever T is
+    score: DpEvent  # and for its score
+    mu: float
+    flattering: Guarantee  # the winner's own
+
+
+def plan_repeats(
+    trainable: Trainable,
+    space: Space,
+    budget: Budget,
+    *,
+    mean: float = 10.0,
+    shape: float = 1.0,
+    size: int | None = None,
+    precision: float = 0.01,
+    scores: float = 0.1,
+    unit: Unit | str | None = None,
+    neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
+) -> Repeats:
+    """What `repeat_and_select` will charge with these arguments: one event that meets the budget.
+
+    A trial (training and score together) gets the largest mu at which the winner of the whole search is within the
+    budget by RDP; the score takes what `precision` asks for, and at most the share `scores` of it.
+    """
+    check_budget(budget)
+    unit = unit_of(trainable, unit)
+    relation, people = Neighbours(neighbours), needed(part(trainable, size, "size"), "size")
+    mu = _mu_of_a_trial(budget, float(mean), float(shape), relation) * SHAVE
+    mu_score = score_share(budget, mu, 1, size=people, precision=precision, scores=scores)
+    score = events.gaussian(relation.factor / mu_score)
+
+    def whole(training: DpEvent) -> DpEvent:
+        return events.repeat_and_select(events.compose([training, score]), mean=mean, shape=shape)
+
+    mu = math.sqrt(mu**2 - mu_score**2)
+    ends = [space.decompose(end) for end in space.ends]
+    training = events.gaussian(relation.factor / mu)
+    if any(gaussian_noise(event_of(trainable, end, mu, relation)) is None for end in ends):
+        training = _sampled(trainable, ends, budget, relation, whole)
+        alone = accounting.guarantee(training, delta=budget.delta, neighbours=relation)
+        mu = mu_of(alone.epsilon, budget.delta)
+    flattering = accounting.guarantee(training, delta=budget.delta, neighbours=relation, unit=unit)
+    return Repeats(event=whole(training), training=training, score=score, mu=mu, flattering=flattering)
+
+
+def repeat_and_select(
+    trainable: Trainable,
+    space: Space,
+    budget: Budget,
+    *,
+    ledger: Ledger,
+    subject: str,
+    mean: float = 10.0,
+    shape: float = 1.0,
+    score: Score | None = None,
+    size: int | None = None,
+    precision: float = 0.01,
+    scores: float = 0.1,
+    unit: Unit | str | None = None,
+    neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
+    curator: Curator | None = None,
+    seed: int | None = None,
+) -> Tuned:
+    """Train a secret number of models at points drawn by chance, `mean` on average, and hand out the best one.
+
+    - `shape`: of the number of trials: 1 geometric, 0 logarithmic, in between and above truncated negative binomial,
+      inf Poisson (which may be none at all: then there is no model).
+    - The subject, if it is new, is declared in the plan mode with exactly this search (`plan_repeats(...).event`); one
+      that is there pays in the plan or the renyi mode.
+    - Trials run here, one after the other, on parts of one receipt. What they print, warn or log is thrown away, a
+      trial that fails loses, and there is no progress: all of these would tell how many trials there were. `curator`
+      is told of every trial.
+    - How long the call takes tells something about the number, too: let nobody but the curator time it. The times in
+      the ledger are the curator's as well: that of the next charge tells when this search was over.
+    - Batches drawn by chance: fix the steps and the batch (equal ends), for no trial may cost more than another.
+
+    Formal guarantee: (epsilon, delta) of the budget for what is returned: the winner's model and hyperparameters. One
+    trial draws its point by chance from the box, trains, and releases a noisy score; whatever the point, that is RDP as
+    the inner event is. The best of a truncated negative binomial or Poisson number of independent trials is then RDP by
+    theorems 2 and 6 of Papernot & Steinke, which is what the one charge of the ledger says. It does not hold for who
+    sees the number of trials, their timing, or anything of a trial that lost. A trainable that returns without a
+    release ends the search with a `ReceiptError` and no result: that depends on its code, the drawn points and the
+    number of trials, which no row decides.
+    """
+    unit = unit_of(trainable, unit)
+    plan = plan_repeats(
+        trainable,
+        space,
+        budget,
+        mean=mean,
+        shape=shape,
+        size=size,
+        precision=precision,
+        scores=scores,
+        unit=unit,
+        neighbours=neighbours,
+    )
+    judge, people = needed(part(trainable, score, "score"), "score"), part(trainable, size, "size")
+    check_score(judge, unit)
+    known = next((each for each in ledger.subjects() if each.name == subject), None)
+    if known is None:
+        ledger.subject(subject, budget, unit=unit, neighbours=neighbours, plan=[plan.event])
+    else:
+        check_terms(known, unit=unit, neighbours=neighbours)
+    receipt = ledger.charge(subject, plan.event, stage="tune", note="repeat and select", seed=seed)
+
+    def run(trial: selection.Trial) -> tuple[float, tuple[Any, Hyperparameters]]:
+        point = space.draw(_Numbers(trial.uniforms(len(space.ranges)).tolist()))
+        model, found, wrong = None, -math.inf, ""
+        with _quiet():
+            try:
+                paid = trial.pay(_training(trainable, point, plan, receipt.neighbours))
+            except Exception as error:  # a point that costs more than was planned loses
+                wrong = f"{type(error).__name__}: {error}"
+            else:
+                model, wrong = trained(trainable, point, plan.mu, paid)
+            if not wrong:
+                try:
+                    found = released(judge(model), trial.pay(plan.score), people)
+                except Exception as error:  # whatever a score can do with rows
+                    wrong = f"{type(error).__name__}: {error}"
+        if curator is not None:
+            curator(Trial(hyperparameters=point, mu=plan.mu, score=None if wrong else found), wrong)
+        return found, (model, point)
+
+    try:
+        winner = selection.best(run(trial) for trial in selection.Trials(receipt))
+    finally:
+        receipt.close()  # here, not in the ledger: an entry now would tell how long it took
+    model, point = (None, None) if winner is None else winner[1]
+    return Tuned(
+        model=model,
+        hyperparameters=point,
+        trials=(),
+        guarantee=ledger.spent(subject),
+        decisions=("No trial has won: there is no model.",) if winner is None else (),
+        flattering=plan.flattering,
+    )
+
+
+def _training(trainable: Trainable, point: Hyperparameters, plan: Repeats, neighbours: Neighbours) -> DpEvent:
+    """What a trial at this point releases: no more than was planned, or it is refused when it asks for a receipt."""
+    if gaussian_noise(plan.training) is None:
+        return plan.training
+    return event_of(trainable, point, plan.mu, neighbours)
+
+
+def _sampled(trainable: Any, ends: list[Hyperparameters], budget: Budget, relation: Neighbours, whole: Any) -> DpEvent:
+    """The event of a run with Poisson batches, the same for every point, with the noise that fits the budget."""
+    if not isinstance(trainable, Sampled):
+        raise ValueError("This trainable releases more than Gaussian sums over everybody, and has no event_with.")
+    first, last = (trainable.event_with(end, 1.0) for end in ends)
+    if not same(first, last):
+        raise ValueError(
+            "Batches drawn by chance cost differently with other steps or batches, and all trials of this search must "
+            "cost the same: fix steps and batch in the space (equal ends)."
+        )
+    one = partial(trainable.event_with, ends[0])
+    return one(accounting.noise_multiplier(budget, lambda noise: whole(one(noise)), neighbours=relation))
+
+
+@lru_cache(maxsize=64)
+def _mu_of_a_trial(budget: Budget, mean: float, shape: float, neighbours: Neighbours) -> float:
+    """The largest mu of one trial with which the winner of the search is within the budget."""
+
+    def search(noise: float) -> DpEvent:
+        return events.repeat_and_select(events.gaussian(noise), mean=mean, shape=shape)
+
+    return neighbours.factor / accounting.noise_multiplier(budget, search, neighbours=neighbours)
+
+
+class _Numbers(random.Random):
+    """Random numbers that were drawn elsewhere."""
+
+    def __init__(self, numbers: list[float]) -> None:
+        super().__init__(0)
+        self._left = iter(numbers)
+
+    def random(self) -> float:
+        return next(self._left)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Nothing is printed, warned or logged: not by other languages and not by processes that are started, either."""
+    before = logging.root.manager.disable
+    with ExitStack() as stack:
+        nowhere = stack.enter_context(open(os.devnull, "w"))
+        for number, stream in ((1, sys.__stdout__), (2, sys.__stderr__)):
+            _divert(number, stream, nowhere, stack)
+        stack.enter_context(redirect_stdout(nowhere))
+        stack.enter_context(redirect_stderr(nowhere))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+def _divert(number: int, stream: TextIO | None, nowhere: TextIO, stack: ExitStack) -> None:
+    """Send a file descriptor nowhere until the stack unwinds; one that is closed has nothing to tell."""
+
+    def flush() -> None:
+        with suppress(OSError, ValueError):
+            if stream is not None:
+                stream.flush()
+
+    try:
+        kept = os.dup(number)
+    except OSError:
+        return
+    stack.callback(os.close, kept)
+    flush()
+    os.dup2(nowhere.fileno(), number)
+    stack.callback(os.dup2, kept, number)
+    stack.callback(flush)  # first of the three: what is still in a buffer goes nowhere as well

@@ -1,0 +1,75 @@
+"""Searches with trainables whose batches are drawn by chance: all runs fixed in advance, and composed by PLD.
+
+sqrt(sum mu^2) says nothing of Poisson batches, and PLDs compose only what was fixed before the first release (a run
+whose number of steps depends on a score was not). So the steps of every run, the final one included, are fixed first;
+what the search decides is the learning rate, which releases nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
+from tacit.privacy import Ledger, Neighbours, accounting, events, mu_of
+from tacit.privacy.events import DpEvent
+from tacit.tune._plan import Plan
+from tacit.tune._space import Hyperparameters, Space
+from tacit.tune._trials import event_of
+
+
+@runtime_checkable
+class Sampled(Protocol):
+    """A trainable that may draw its batches by chance."""
+
+    def sampled(self, hyperparameters: Hyperparameters) -> bool: ...
+
+    def event(self, hyperparameters: Hyperparameters, mu: float, neighbours: Neighbours) -> DpEvent: ...
+
+    def event_with(self, hyperparameters: Hyperparameters, noise: float) -> DpEvent: ...
+
+
+def is_sampled(trainable: Any, space: Space) -> bool:
+    """Whether any point of the box has batches drawn by chance."""
+    corners = (space.decompose(end) for end in space.ends)
+    return isinstance(trainable, Sampled) and any(trainable.sampled(corner) for corner in corners)
+
+
+def fixed_steps(space: Space) -> Space:
+    """The box of the final run: as many steps and as large batches as there may be; the rest is still free."""
+    most = space.steps[1]
+    batch = None if space.batch is None else (space.batch[1], space.batch[1])
+    return replace(space, steps=(most, most), batch=batch)
+
+
+def plan_sampled(
+    trainable: Any,  # Sampled
+    plan: Plan,
+    sweeps: Sequence[Sequence[Hyperparameters]],
+    final: Space,
+    ledger: Ledger,
+    subject: str,
+) -> tuple[Plan, DpEvent]:
+    """Declare every event of the search to the ledger; returns the plan as it is by PLD, and the final run's event.
+
+    A trial is as private as a Gaussian release of its mu, at the budget's delta. The final run gets the least noise at
+    which everything together meets the budget.
+    """
+    relation, budget = plan.neighbours, plan.budget
+    runs = [
+        event_of(trainable, point, mu, relation)
+        for mu, points in zip(plan.sweeps, sweeps, strict=True)
+        for point in points
+    ]
+    scores = [events.gaussian(relation.factor / plan.mu_score)] * len(runs)
+    point = final.decompose(final.ends[1])
+
+    def everything(noise: float) -> DpEvent:
+        return events.compose([*runs, *scores, trainable.event_with(point, noise)])
+
+    noise = accounting.noise_multiplier(budget, everything, neighbours=relation)
+    last = trainable.event_with(point, noise)
+    whole = accounting.guarantee(everything(noise), delta=budget.delta, neighbours=relation, unit=plan.unit)
+    alone = accounting.guarantee(last, delta=budget.delta, neighbours=relation)
+    ledger.subject(subject, budget, unit=plan.unit, neighbours=relation, plan=[*runs, *scores, last])
+    return replace(plan, mu_final=mu_of(alone.epsilon, budget.delta), composed=whole), last

@@ -1,0 +1,212 @@
+"""What every search is made of: a subject that pays, trials that are charged one by one, and a final run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tacit.privacy import Budget, BudgetExceeded, Guarantee, Ledger, Mode, Neighbours, Unit, epsilon_of
+from tacit.privacy._subject import Subject
+from tacit.privacy.events import DpEvent
+from tacit.recipes import Progress
+from tacit.tune._runners import Curator, Here, Runner
+from tacit.tune._space import Hyperparameters
+from tacit.tune._trials import Job, Score, Trainable, Trial, event_of, trained
+
+
+class RunFailed(RuntimeError):
+    """A charged run that came to nothing; the curator knows why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """What a search found, and what it cost; everything here is public or was released."""
+
+    model: Any = field(repr=False)  # what the trainable returned in the final run
+    hyperparameters: Hyperparameters | None
+    trials: tuple[Trial, ...] = field(repr=False)
+    guarantee: Guarantee  # of the whole search, from the ledger
+    decisions: tuple[str, ...] = ()
+    flattering: Guarantee | None = None  # the winner's own, where people like to report that
+
+
+@dataclass(frozen=True, kw_only=True)
+class Payer:
+    """Who pays for a search, and where its trials run."""
+
+    trainable: Trainable
+    ledger: Ledger
+    subject: str
+    neighbours: Neighbours
+    delta: float
+    score: Score | None = None
+    size: int = 1
+    runner: Runner = field(default_factory=Here)
+    curator: Curator | None = None
+    seed: int | None = None
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        if self.score is not None:
+            check_score(self.score, unit_of(self.trainable, None))
+
+    def trials(
+        self,
+        points: Sequence[Hyperparameters],
+        mu: float,
+        mu_score: float,
+        *,
+        name: str,
+        before: int = 0,
+        of: int = 0,
+        keep: bool = False,
+    ) -> list[Trial]:
+        """Run a trial of `mu` at each point; each is charged by whoever runs it, with its score.
+
+        With `keep` the best trial has its model.
+        """
+        score = needed(self.score, "score")
+        jobs = [
+            Job(
+                trainable=self.trainable,
+                score=score,
+                hyperparameters=point,
+                mu=mu,
+                mu_score=mu_score,
+                size=self.size,
+                subject=self.subject,
+                ledger=self.ledger.url,
+                note=f"{name}, trial {number}",
+                seed=None if self.seed is None else self.seed + before + number,
+                keep=keep,
+            )
+            for number, point in enumerate(points, 1)
+        ]
+        found: dict[int, Trial] = {}
+        self.tell(name, before, of or len(jobs))
+        for number, trial, wrong in self.runner(jobs, self.ledger):
+            found[number] = trial
+            found = _without_losing_models(found) if keep else found
+            if self.curator is not None:
+                self.curator(trial, wrong)
+            self.tell(name, before + len(found), of or len(jobs))
+        return [found[number] for number in sorted(found)]
+
+    def train(self, point: Hyperparameters, mu: float, event: DpEvent | None = None, *, note: str = "final run") -> Any:
+        """One charged run without a score; of `event`, if that was planned."""
+        event = event or event_of(self.trainable, point, mu, self.neighbours)
+        receipt = self.ledger.charge(self.subject, event, stage="tune", note=note, seed=self.seed)
+        model, said = trained(self.trainable, point, mu, receipt)
+        if not said:
+            return model
+        if self.curator is not None:
+            self.curator(Trial(hyperparameters=point, mu=mu, score=None, receipt=receipt.id), said)
+        raise RunFailed(
+            f"The run on {receipt} failed, and stays charged. What went wrong may tell of rows: curator= is told."
+        )
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        if self.progress is not None:
+            spent = self.ledger.spent(self.subject).epsilon
+            terms = next(known.terms for known in self.ledger.subjects() if known.name == self.subject)
+            self.progress(what, done, total, spent=(spent, terms.budget.epsilon))
+
+    def alone(self, mu: float, unit: Unit | str) -> Guarantee:
+        """What one run of `mu` would promise if nothing else had been looked at."""
+        return Guarantee(
+            epsilon=epsilon_of(mu, self.delta), delta=self.delta, mu=mu, neighbours=self.neighbours, unit=unit
+        )
+
+
+def open_subject(
+    ledger: Ledger, subject: str, budget: Budget, *, unit: Unit | str, neighbours: Neighbours | str
+) -> None:
+    """Declare who pays, if that was not done; a subject with more to spend may pay as well."""
+    known = next((each for each in ledger.subjects() if each.name == subject), None)
+    if known is None:
+        ledger.subject(subject, budget, unit=unit, neighbours=neighbours)
+        return
+    if known.terms.mode is not Mode.GAUSSIAN:
+        raise ValueError(
+            f"The subject {subject} composes in the mode {known.terms.mode.value}: trials that depend on earlier ones "
+            "need the gaussian mode."
+        )
+    check_terms(known, unit=unit, neighbours=neighbours)
+
+
+def unit_of(whose: Any, unit: Unit | str | None, what: str = "trainable") -> Unit:
+    """Whom a search promises something to: the units of the trainable (or the score), as it says by `unit`.
+
+    What says nothing has one sample per unit. Another unit than that is refused: it would be promised something, and
+    the contributions of somebody else be bounded.
+    """
+    told = _own_unit(whose)
+    own = Unit.SAMPLE if told is None else Unit(told)
+    if unit is None or own == Unit(unit):
+        return own
+    if told is None:
+        raise ValueError(
+            f"This {what} does not say what its units are, so that nothing is known about a {unit}: give it an "
+            f"attribute `unit`, and all that is a {unit}'s into one contribution."
+        )
+    raise ValueError(f"The units of this {what} are of the kind {str(own)!r}: say unit={str(own)!r}.")
+
+
+def check_score(score: Any, unit: Unit) -> None:
+    """Refuse a score that says it has one number for each of other units."""
+    if _own_unit(score) is not None:
+        unit_of(score, unit, "score")
+
+
+def _own_unit(whose: Any) -> str | None:
+    """What something, or whatever it is a method of, says that its units are."""
+    found: str | None = getattr(whose, "unit", None) or getattr(getattr(whose, "__self__", None), "unit", None)
+    return found
+
+
+def check_affordable(ledger: Ledger, subject: str, mu: float, delta: float, what: str) -> None:
+    """Refuse what a subject in the gaussian mode cannot pay for, before the first charge."""
+    left = ledger.remaining(subject)
+    if left.mu is not None and mu > left.mu * (1 + 1e-12):
+        raise BudgetExceeded(
+            f"{subject} cannot afford {what}: they cost epsilon {epsilon_of(mu, delta):.6g}, and what is left is "
+            f"{left}. Nothing was charged.",
+            left,
+        )
+
+
+def check_terms(known: Subject, *, unit: Unit | str, neighbours: Neighbours | str) -> None:
+    """Refuse a subject that promises something else than the search says."""
+    if known.terms.neighbours is not Neighbours(neighbours) or known.terms.unit != Unit(unit):
+        raise ValueError(f"The subject {known.name} has another unit or neighbour relation than this search says.")
+
+
+def best(trials: Sequence[Trial]) -> Trial | None:
+    """The trial with the highest released score; the first of equals; None if all have failed."""
+    scored = [trial for trial in trials if trial.score is not None]
+    return max(scored, key=lambda trial: trial.score or 0.0) if scored else None
+
+
+def _without_losing_models(trials: dict[int, Trial]) -> dict[int, Trial]:
+    leader = best(list(trials.values()))
+    top = leader.score if leader is not None else None
+    return {number: trial if trial.score == top else replace(trial, model=None) for number, trial in trials.items()}
+
+
+def needed(value: Any, what: str) -> Any:
+    """A part that the trainable or the caller must give."""
+    if value is None:
+        raise ValueError(f"Say {what}=: this trainable has none of its own.")
+    return value
+
+
+def part(trainable: Any, given: Any, name: str) -> Any:
+    """What the caller gave, or what the trainable has under that name."""
+    return given if given is not None else getattr(trainable, name, None)
+
+
+def chance_of(draw_seed: int | None) -> random.Random:
+    """Where hyperparameters are drawn from: public, so a seed harms nobody."""
+    return random.Random(draw_seed) if draw_seed is not None else random.SystemRandom()

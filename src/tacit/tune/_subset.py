@@ -1,0 +1,132 @@
+"""Tune on a few, train on the rest (Koskela & Kulkarni, 2023): the two never share a person."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+from tacit.privacy import Budget, Guarantee, Ledger, Neighbours, Unit
+from tacit.tune._budget_split import check_budget
+from tacit.tune._plan import SHAVE
+from tacit.tune._repeat import repeat_and_select
+from tacit.tune._search import Payer, Tuned, needed, part, unit_of
+from tacit.tune._space import Hyperparameters, Space
+from tacit.tune._trials import Trainable, event_of
+
+_FEWEST = 50  # declared units in a part: with fewer, one that is empty by chance might show
+
+Scale = Literal["size", "keep"]
+
+
+def subset_search(
+    trainable: Trainable | None,
+    space: Space,
+    budget: Budget,
+    *,
+    ledger: Ledger,
+    subject: str,
+    rate: float = 0.2,
+    parts: tuple[Trainable, Trainable] | None = None,
+    search: Callable[..., Tuned] = repeat_and_select,
+    scale: Scale = "size",
+    unit: Unit | str | None = None,
+    neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
+    seed: int | None = None,
+    **options: Any,
+) -> Tuned:
+    """Search on a part of the people, then train on all others; both with the whole budget.
+
+    - `rate`: every unit is in the part to tune on with this probability (`trainable.split(rate)`, which `Finetuning`
+      has). Other trainables are given as `parts`: (the one to tune, the one to train), of units dealt out by coins.
+    - `search`: any search of `tune`; by default `repeat_and_select`. `options` are its own, such as mean=5.
+    - `scale="size"`: gradients are means here, so the noise in them falls as more people take part, and the step that
+      they carry grows: the learning rate found is multiplied by the ratio of the (public) sizes, and so is a searched
+      batch, which keeps the sampling rate; both stay in the box. Steps and clip stay as they are. "keep": all do.
+    - The ledger gets two subjects, "SUBJECT, to tune on" and "SUBJECT, the rest", declared disjoint: they are new ones
+      each time, for the coins are. `guarantee` is the worse of the two. The time between their charges is that of the
+      search: where that is secret (`repeat_and_select`), so are the times in the ledger.
+
+    Formal guarantee: that of the budget, for each unit; unit and neighbours as given. Take two data sets that differ in
+    one unit, toss the same coins for all others, and one for that unit (where it is absent, too: nothing depends on
+    it). If its coin says "tune", the searches see neighbours and are alike to (epsilon, delta); the final run sees the
+    same rest and what the search released: post-processing. If it says "rest", the searches see the same part, and for
+    whatever they release the final runs see neighbours. The outcome is a mixture of such pairs with the same weights
+    in both worlds, so it is alike to the worse of the two (the hockey-stick divergence is jointly convex): the maximum,
+    not the sum. It needs coins that do not go by place: under add-remove everybody after a missing row would get their
+    neighbour's coin. So they are fresh each time and kept nowhere; `seed` fixes them, and says "seeded: not private".
+    Public: the declared sizes, rate * size rounded and the rest; the true ones are not.
+    """
+    check_budget(budget)
+    relation = Neighbours(neighbours)
+    few, rest = parts or _parts(trainable, rate, seed)
+    sizes = {name: needed(part(one, None, "size"), "size") for name, one in (("few", few), ("rest", rest))}
+    if min(sizes.values()) < _FEWEST:
+        raise ValueError(
+            f"A part of {min(sizes.values())} declared units is too small to keep to itself who is in it: at least "
+            f"{_FEWEST} are needed. Nothing was charged."
+        )
+    unit = unit_of(rest, unit_of(few, unit))
+    names = [f"{subject}, to tune on", f"{subject}, the rest"]
+    if taken := {known.name for known in ledger.subjects()} & set(names):
+        raise ValueError(f"There is a subject {min(taken)!r} already, of other coins: choose a new name.")
+    event_of(rest, space.decompose(space.at(0.5)), budget.mu, relation)  # refuses what it cannot price, before paying
+    found = search(
+        few, space, budget, ledger=ledger, subject=names[0], unit=unit, neighbours=relation, seed=seed, **options
+    )
+    point, decisions = _scaled(found, space, sizes["rest"] / sizes["few"], scale)
+    mu = budget.mu * SHAVE
+    event = event_of(rest, point, mu, relation)
+    sampled = getattr(rest, "sampled", None)
+    plan = [event] if sampled is not None and sampled(point) else None
+    ledger.subject(names[1], budget, unit=unit, neighbours=relation, plan=plan, disjoint_from=names[:1])
+    payer = Payer(
+        trainable=rest,
+        ledger=ledger,
+        subject=names[1],
+        neighbours=relation,
+        delta=budget.delta,
+        curator=options.get("curator"),
+        seed=seed,
+    )
+    model = payer.train(point, mu, event)
+    return Tuned(
+        model=model,
+        hyperparameters=point,
+        trials=found.trials,
+        guarantee=_worse(*(ledger.spent(name) for name in names)),
+        decisions=decisions,
+        flattering=payer.alone(mu, unit),
+    )
+
+
+def _parts(trainable: Any, rate: float, seed: int | None) -> tuple[Any, Any]:
+    split = getattr(trainable, "split", None)
+    if split is None:
+        raise ValueError("This trainable cannot split its people: give parts=(the one to tune, the one to train).")
+    found: tuple[Any, Any] = split(rate, seed=seed)
+    return found
+
+
+def _scaled(found: Tuned, space: Space, ratio: float, scale: Scale) -> tuple[Hyperparameters, tuple[str, ...]]:
+    """The winner's point for more people; the middle of the box if nobody has won."""
+    point, said = found.hyperparameters, found.decisions
+    if point is None:
+        return space.decompose(space.at(0.5)), (*said, "The search has no winner: the middle of the box.")
+    if scale == "keep":
+        return point, said
+    lr = min(max(point.lr * ratio, space.lr[0]), space.lr[1])
+    batch = point.batch
+    if batch is not None and space.batch is not None:
+        batch = min(max(round(batch * ratio), space.batch[0]), space.batch[1])
+    note = f"{ratio:.3g} times as many people: lr {point.lr:.4g} became {lr:.4g}" + (
+        ", kept in the box." if lr != point.lr * ratio else "."
+    )
+    return replace(point, lr=lr, batch=batch), (*said, note)
+
+
+def _worse(one: Guarantee, other: Guarantee) -> Guarantee:
+    """Of two guarantees to different people: what holds for everybody."""
+    worst = max(one, other, key=lambda guarantee: guarantee.epsilon)
+    note = "the worse of two parts that share nobody"
+    return replace(worst, notes=(*worst.notes, note), seeded=one.seeded or other.seeded)

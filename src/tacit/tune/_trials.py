@@ -1,0 +1,163 @@
+"""One trial of a search: charged, trained, scored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from tacit._refusals import of_the_machine
+from tacit.privacy import Ledger, Neighbours, Receipt, events, grid_sum, mechanisms
+from tacit.privacy._receipts import check_used
+from tacit.privacy.events import DpEvent
+from tacit.tune._space import Hyperparameters
+
+GRID = 2.0**-10  # of scores: what one unit adds is rounded to it
+
+
+class Trainable(Protocol):
+    """Trains with these hyperparameters on a receipt that is worth `mu`, and returns a model (or anything else).
+
+    Everything it learns from the data goes through mechanisms on that receipt; one that returns without a single
+    release is an error (`ReceiptError`), and the search returns nothing. Whether it raises is seen (not what), so the
+    values of rows must not decide that: a bad row contributes zero. The same goes for a score (see `by_unit`).
+    """
+
+    def __call__(self, hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> Any: ...
+
+
+@runtime_checkable
+class Priced(Protocol):
+    """A trainable that says what it releases; one that does not is taken to make its steps over everybody."""
+
+    def event(self, hyperparameters: Hyperparameters, mu: float, neighbours: Neighbours) -> DpEvent: ...
+
+
+Score = Callable[[Any], Tensor]  # of a model: one number in [0, 1] per unit, each from that unit alone; see by_unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What a trial came to: everything here is public or was released."""
+
+    hyperparameters: Hyperparameters
+    mu: float
+    score: float | None  # as released, with its noise; None: the trial failed
+    receipt: str = ""
+    model: Any = field(default=None, repr=False, compare=False)  # released as well; kept only if it is asked for
+
+    @property
+    def failed(self) -> bool:
+        return self.score is None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Job:
+    """A trial to be run, wherever it is run; `ledger` is an address, for a receipt lives where it was charged."""
+
+    trainable: Trainable = field(repr=False)
+    score: Score = field(repr=False)
+    hyperparameters: Hyperparameters
+    mu: float
+    mu_score: float
+    size: int
+    subject: str
+    ledger: str = field(repr=False)  # it may have a password
+    note: str
+    seed: int | None = None
+    keep: bool = False  # hand back the model, too
+
+    def run(self, ledger: Ledger | None = None) -> tuple[Trial, str]:
+        """Charge, train, score; the text is what went wrong, for the curator alone. A trial that fails stays charged.
+
+        Formal guarantee: both charges come before anything is looked at. The training is what its event says. The
+        score is the sum over units of a number in [0, 1] on a public grid, which one unit moves by at most 1 under
+        every relation; it leaves through the discrete Gaussian that was charged, divided by the public size.
+        """
+        ledger = ledger or Ledger(self.ledger)
+        relation = next(known.terms.neighbours for known in ledger.subjects() if known.name == self.subject)
+        event = event_of(self.trainable, self.hyperparameters, self.mu, relation)
+        paid = ledger.charge(self.subject, event, stage="tune", note=self.note, seed=self.seed)
+        marked = ledger.charge(
+            self.subject,
+            events.gaussian(relation.factor / self.mu_score),
+            stage="tune",
+            note=f"{self.note}: score",
+            seed=self.seed,
+        )
+        score = None
+        model, wrong = trained(self.trainable, self.hyperparameters, self.mu, paid)
+        if not wrong:
+            try:
+                score = released(self.score(model), marked, self.size)
+            except Exception as error:  # whatever a score can do with rows; its text is private
+                wrong = f"{type(error).__name__}: {error}"
+        kept = model if self.keep and score is not None else None
+        return Trial(hyperparameters=self.hyperparameters, mu=self.mu, score=score, receipt=paid.id, model=kept), wrong
+
+
+def trained(trainable: Trainable, point: Hyperparameters, mu: float, receipt: Receipt) -> tuple[Any, str]:
+    """What a trainable returns, and what went wrong, for the curator alone.
+
+    Raises `ReceiptError` if it returned without a release: its result would be labelled private and is not. That is a
+    property of the trainable's code, so the error tells nothing of any row.
+    """
+    model, wrong = None, ""
+    try:
+        model = trainable(point, mu, receipt)
+    except Exception as error:  # whatever a trainable can do with rows; its text is private
+        wrong = f"{type(error).__name__}: {error}"
+    if not wrong:
+        check_used(receipt)
+    return model, wrong
+
+
+@dataclass(frozen=True, eq=False)
+class ByUnit:
+    """A score that is computed unit by unit; see `by_unit`."""
+
+    units: Sequence[Any] = field(repr=False)
+    one: Callable[[Any, Any], Any] = field(repr=False)
+    unit: str | None = None
+
+    def __call__(self, model: Any) -> Tensor:
+        return torch.tensor([self._of(model, place) for place in range(len(self.units))], dtype=torch.float64)
+
+    def _of(self, model: Any, place: int) -> float:
+        try:
+            return float(self.one(model, self.units[place]))
+        except Exception as error:  # of this unit alone; its text is private
+            if of_the_machine(error):
+                raise
+            return 0.0
+
+
+def by_unit(units: Sequence[Any], one: Callable[[Any, Any], Any], *, unit: str | None = None) -> Score:
+    """A score from a function of one unit: `one(model, unit)` is a number in [0, 1], higher is better.
+
+    `units[i]` is what the function needs to know of unit i: its rows, say, or its number. `unit` says what one of them
+    is: "patient", if each item has all rows of a patient.
+
+    Formal guarantee: number i is computed from the model and unit i alone, and a unit whose number cannot be computed,
+    or is none, counts as zero. So one unit moves the sum by at most 1, whatever it does to the function. A score that
+    is given as a function of the model instead has to see to that by itself.
+    """
+    return ByUnit(units, one, unit)
+
+
+def event_of(trainable: Trainable, hyperparameters: Hyperparameters, mu: float, neighbours: Neighbours) -> DpEvent:
+    """What a run releases: as it says itself, or `steps` Gaussian sums over everybody that are together worth mu."""
+    if isinstance(trainable, Priced):
+        return trainable.event(hyperparameters, mu, neighbours)
+    noise = neighbours.factor * math.sqrt(hyperparameters.steps) / mu
+    return events.gaussian(noise, steps=hyperparameters.steps)
+
+
+def released(values: Tensor, receipt: Receipt, size: int) -> float:
+    """The mean of the units' numbers, noised: their sum on a receipt, over the public size. NaN counts as 0."""
+    noisy = mechanisms.gaussian_query(grid_sum(values.detach().cpu(), low=0.0, high=1.0, grid=GRID), receipt)
+    return float(noisy[0]) / size
