@@ -19,8 +19,8 @@ from tacit.adapt._methods import Filter, Method
 from tacit.adapt._noise import NoisyStream
 from tacit.adapt._privacy_config import DP, Clip
 from tacit.adapt._views import Rows, View, logits_of, patch_orders, shuffle_patches
-from tacit.data._records import Rows as Labelled
-from tacit.finetune._reading import in_place
+from tacit.data import Rows as Labelled
+from tacit.finetune import in_place
 from tacit.gradients import AdaptiveQuantile, ClippedSum, Engine, Policy
 
 Gradient = dict[str, Tensor]

@@ -22,8 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from tacit.calibrate._queries import Answer, Query
-from tacit.privacy import Ledger, LedgerError
-from tacit.privacy._storage import connect
+from tacit.privacy import Ledger, LedgerError, connect
 
 _metadata = sa.MetaData()
 _table = sa.Table(

@@ -18,7 +18,7 @@ from tacit.calibrate._measures import ece
 from tacit.calibrate._outputs import check_labels, read
 from tacit.calibrate._source import Source
 from tacit.calibrate._statistics import Noise
-from tacit.data._grouped import distinct
+from tacit.data import distinct
 from tacit.privacy import Budget, Ledger, Neighbours, Unit
 
 DEAL = "deal.json"  # beside the ledgers: which samples they speak for

@@ -22,12 +22,10 @@ from tacit.calibrate._queries import NOISES, Answer, Price, Query
 from tacit.calibrate._search import Ask
 from tacit.calibrate._statistics import Noise
 from tacit.calibrate._wire import checked, make, number_from_json, number_to_json
-from tacit.data._grouped import distinct
-from tacit.data._records import Rows
-from tacit.finetune._reading import in_place
-from tacit.gradients._batches import filled
-from tacit.privacy import Budget, Guarantee, Ledger, LedgerError, Neighbours, Unit, mechanisms
-from tacit.privacy._budget import mu_of_pure
+from tacit.data import Rows, distinct
+from tacit.finetune import in_place
+from tacit.gradients import filled
+from tacit.privacy import Budget, Guarantee, Ledger, LedgerError, Neighbours, Unit, mechanisms, mu_of_pure
 
 _UNREADABLE = (
     "The classifier cannot be run on these batches. Nothing was charged. Details may tell of rows: curator.error "

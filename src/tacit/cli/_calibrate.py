@@ -12,8 +12,7 @@ from rich.table import Table
 from tacit.cli._output import AsJson, console, print_json
 
 if TYPE_CHECKING:
-    from tacit.calibrate import Calibrator, Method, Result
-    from tacit.calibrate._partition import Deal
+    from tacit.calibrate import Calibrator, Deal, Method, Result
 
 METHOD = "signed-gap"
 
@@ -57,9 +56,7 @@ def calibrate(
 
     The samples that no source gets are declared public: the calibration error is measured on them, exactly.
     """
-    from tacit.calibrate import CalibrationError, Calibrator
-    from tacit.calibrate._files import read_outputs, read_unit_ids
-    from tacit.calibrate._partition import deal
+    from tacit.calibrate import CalibrationError, Calibrator, deal, read_outputs, read_unit_ids
     from tacit.privacy import Budget
 
     budget = Budget(epsilon, delta)

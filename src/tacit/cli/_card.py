@@ -16,7 +16,7 @@ def card(
     as_json: AsJson = False,
 ) -> None:
     """The privacy card of a run: what it promises, to whom, and on what that rests."""
-    from tacit.report._card import FACTS, read
+    from tacit.report import FACTS, read
 
     if as_json:
         text = read(run_dir, FACTS)

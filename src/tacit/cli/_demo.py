@@ -12,7 +12,7 @@ from tacit.cli._output import AsJson, print_json
 
 if TYPE_CHECKING:
     from tacit.recipes import Progress
-    from tacit.report._write import Findings
+    from tacit.report import Findings
 
 
 def demo(

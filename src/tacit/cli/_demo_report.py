@@ -8,11 +8,7 @@ from pathlib import Path
 
 from tacit.cli._demo_runs import BATCH_SIZE, Arm, Demo, Outcome, ledger_of
 from tacit.privacy import Ledger
-from tacit.report import plots
-from tacit.report._ledger import Book
-from tacit.report._page import Picture, Section
-from tacit.report._tables import Cell, Column, Table
-from tacit.report._write import Findings
+from tacit.report import Book, Cell, Column, Findings, Picture, Section, Table, plots
 
 TITLE = "A model adapts to what it meets, and remembers nobody"
 SETTING = "continual"

@@ -56,7 +56,7 @@ def show(
         facts = {"epsilon": total.epsilon, "delta": total.delta, "private": total.private, "guarantee": str(total)}
         print_json({"subjects": rows, "total": facts, "entries": len(entries), "head": head})
         return
-    from tacit.privacy._budget import round_up
+    from tacit.privacy import round_up
 
     out = console()
     table = Table("subject", "unit", "relation", "mode", "budget", "spent", "left", "charges")

@@ -5,10 +5,18 @@ from tacit.data import shifts, streams
 from tacit.data._arrays import read_images
 from tacit.data._chexpert import chexpert
 from tacit.data._fashion_mnist import Split, fashion_mnist
+
+# for tacit's other packages, not part of the public surface
+from tacit.data._grouped import Groupable as Groupable
 from tacit.data._grouped import Grouped
+from tacit.data._grouped import distinct as distinct
 from tacit.data._published import cifar_c, imagenet_c, imagenet_r
 from tacit.data._records import Records
+from tacit.data._records import Rows as Rows
+from tacit.data._records import unit_ids_of as unit_ids_of
+from tacit.data._tensor_records import Table as Table
 from tacit.data._tensor_records import Table as TensorRecords
+from tacit.data._texts import NO_LABEL as NO_LABEL
 from tacit.data._texts import Texts, sst2
 from tacit.data._videos import VideoClips, clips_as_units
 from tacit.data.streams import Batch, Stream

@@ -2,14 +2,29 @@
 
 from tacit.finetune._account import plan
 from tacit.finetune._evaluation import Evaluation
+
+# for tacit's other packages, not part of the public surface
+from tacit.finetune._evaluation import check_rows_alone as check_rows_alone
+from tacit.finetune._evaluation import right_by_unit as right_by_unit
 from tacit.finetune._features import Backbone, Probe
+from tacit.finetune._features import extract as extract
+from tacit.finetune._features import is_linear as is_linear
 from tacit.finetune._fit import Fitted, fit
+from tacit.finetune._fit import check_labels as check_labels
+from tacit.finetune._fit import try_out as try_out
 from tacit.finetune._language import NextToken
+from tacit.finetune._linear_probe import blank_row as blank_row
 from tacit.finetune._loop import Score
 from tacit.finetune._measures import auroc
 from tacit.finetune._noise_schedules import Correlated, Decaying, Steady
 from tacit.finetune._optimizers import DPFTRL, DPGD, DPSGD, DPZO, GEP, AdpAlloc, AdpClip, Optimiser
+from tacit.finetune._reading import in_place as in_place
+from tacit.finetune._reading import likeness as likeness
 from tacit.finetune._sampling import Everyone, Passes, Poisson
+from tacit.finetune._sources import agree as agree
+from tacit.finetune._sources import as_records as as_records
+from tacit.finetune._sources import prepared as prepared
+from tacit.finetune._sources import told_unit as told_unit
 from tacit.finetune._standardise import Standardise
 from tacit.finetune._tasks import Classes, Labels, Task
 from tacit.finetune._updates import Update

@@ -11,10 +11,20 @@ from functools import lru_cache
 from tacit.finetune._optimizers import Optimiser
 from tacit.finetune._queries import ClippedGradient
 from tacit.finetune._updates import Update
-from tacit.privacy import Budget, Guarantee, Ledger, Mode, Neighbours, Receipt, Unit, accounting, events
-from tacit.privacy._budget import epsilon_of
-from tacit.privacy._filters import Terms
-from tacit.privacy._receipts import claim
+from tacit.privacy import (
+    Budget,
+    Guarantee,
+    Ledger,
+    Mode,
+    Neighbours,
+    Receipt,
+    Terms,
+    Unit,
+    accounting,
+    claim,
+    epsilon_of,
+    events,
+)
 from tacit.privacy.events import DpEvent
 
 

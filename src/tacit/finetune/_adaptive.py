@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tacit.data._records import Rows
+from tacit.data import Rows
 from tacit.finetune._queries import Asker, Gradient, GradientAsker, Loss
 from tacit.gradients import AdaptiveQuantile, ClippedSum, Engine
 

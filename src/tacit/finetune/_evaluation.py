@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.data._records import Records, Rows
+from tacit.data import Records, Rows
 from tacit.finetune._account import refuse_other_terms
 from tacit.finetune._predictions import kept, predictions, worths
 from tacit.finetune._reading import likeness

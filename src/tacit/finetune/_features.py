@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit._refusals import Refusal
-from tacit.data._records import Rows
-from tacit.data._tensor_records import Table
+from tacit.data import Rows, Table
 from tacit.finetune._predictions import rows_that_fit, to_look_at
 from tacit.finetune._reading import Reader, in_place, likeness
 from tacit.finetune._tasks import outputs_of

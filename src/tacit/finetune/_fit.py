@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from tacit._refusals import Refusal, attempt
 from tacit._saving import save_result
-from tacit.data._records import Records, Rows, unit_ids_of
-from tacit.data._tensor_records import Table
+from tacit.data import Records, Rows, Table, unit_ids_of
 from tacit.finetune._account import Account, Promise, cost, open_account, paid_account, refuse_other_terms
 from tacit.finetune._evaluation import Evaluation, Judge, check_rows_alone
 from tacit.finetune._features import Layers, Probe
@@ -29,7 +28,7 @@ from tacit.finetune._sources import agree, as_records, prepared, told_unit
 from tacit.finetune._standardise import Standardise
 from tacit.finetune._tasks import Classes, Task, outputs_of
 from tacit.finetune._updates import Updater
-from tacit.gradients._batches import change
+from tacit.gradients import change
 from tacit.models import WeightFormat, head_of
 from tacit.privacy import Budget, Guarantee, Ledger, Neighbours, Receipt, Unit, mechanisms
 from tacit.privacy.events import check_count

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tacit._refusals import Refusal
-from tacit.data._texts import NO_LABEL
+from tacit.data import NO_LABEL
 from tacit.finetune._tasks import cut
 
 

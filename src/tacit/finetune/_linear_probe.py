@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from tacit.data._records import Records
-from tacit.data._tensor_records import Table
+from tacit.data import Records, Table
 from tacit.finetune._features import Backbone, Layers, Probe, cached, is_linear
 from tacit.finetune._reading import likeness, to
 from tacit.finetune._standardise import Statistics

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tacit import _checkpoints as checkpoints
 from tacit._refusals import attempt
-from tacit.data._records import Records, Rows
+from tacit.data import Records, Rows
 from tacit.finetune._account import Account, Meter
 from tacit.finetune._evaluation import Judge
 from tacit.finetune._optimizers import Optimiser
@@ -23,8 +23,7 @@ from tacit.finetune._queries import Asker
 from tacit.finetune._reading import Reader, kind_of
 from tacit.finetune._saving import Store
 from tacit.finetune._updates import Updater
-from tacit.privacy import BoundedSum, Receipt, leases, sampling
-from tacit.privacy._receipts import check_used
+from tacit.privacy import BoundedSum, Receipt, check_used, leases, sampling
 from tacit.recipes import Progress
 
 Curator = Callable[[int, BoundedSum], None]  # with an attribute `error`, it is told of problems: tacit.refusals

@@ -17,9 +17,8 @@ from tacit.finetune._sources import as_records
 from tacit.finetune._subspace import Embedding
 from tacit.finetune._updates import Options, Update
 from tacit.finetune._zeroth_order import Slopes
-from tacit.gradients._clipping import Policy
-from tacit.privacy import Neighbours
-from tacit.privacy._receipts import released
+from tacit.gradients import Policy
+from tacit.privacy import Neighbours, released
 from tacit.privacy.correlated import banded, buffered, running_sum_rms
 from tacit.privacy.events import DpEvent, check_count, leaves, same
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tacit.data._records import Records, Rows
+from tacit.data import Records, Rows
 from tacit.finetune._reading import Reader, in_place, likeness, to
 from tacit.finetune._tasks import Task, outputs_of
-from tacit.gradients._batches import filled, leaves
+from tacit.gradients import filled, leaves
 
 _BYTES = 64 * 2**20  # of inputs at a time
 _TOKENS = 4096  # at a time: a vocabulary of logits each may come out

@@ -13,10 +13,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from tacit.data._records import Rows
+from tacit.data import Rows
 from tacit.finetune._reading import in_place
-from tacit.gradients import ClippedSum, Engine
-from tacit.gradients._clipping import AdaptiveQuantile, Policy, as_policy
+from tacit.gradients import AdaptiveQuantile, ClippedSum, Engine, Policy, as_policy
 from tacit.privacy import BoundedSum
 
 Loss = Any  # (model, (inputs, labels)) -> one loss per row

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from tacit._refusals import Problem, Refusal, of_the_machine, tell, text_of
-from tacit.data._records import Records, Rows
-from tacit.gradients import RowsMixed
-from tacit.gradients._batches import change
+from tacit.data import Records, Rows
+from tacit.gradients import RowsMixed, change
 
 T = TypeVar("T")
 Compute = Callable[[Rows, Tensor | None], T]  # of rows, and which of them are muted (a bool per row; None: nobody)

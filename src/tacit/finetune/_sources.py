@@ -8,8 +8,7 @@ from typing import Any, Literal
 from torch import nn
 
 from tacit._refusals import Refusal
-from tacit.data._records import Records
-from tacit.data._tensor_records import Table
+from tacit.data import Records, Table
 from tacit.gradients import refuse_live_statistics
 from tacit.models import scratch, select, with_head
 from tacit.privacy import Unit

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tacit.data._tensor_records import Table
+from tacit.data import Table
 from tacit.privacy import Ledger, Receipt, events, mechanisms
 from tacit.privacy.events import DpEvent
 

@@ -9,15 +9,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from tacit.data._records import Records, Rows
+from tacit.data import Records, Rows
 from tacit.finetune._queries import Asker, Gradient, Loss
 from tacit.finetune._reading import in_place, muted_units, to
-from tacit.gradients import ClippedSum, Engine, RowsMixed
-from tacit.gradients._clipping import Flat, shrink
-from tacit.gradients._grad_factors import PerUnit
-from tacit.gradients._norms import square_norms
-from tacit.gradients._result import Private
-from tacit.gradients._units import Units
+from tacit.gradients import ClippedSum, Engine, Flat, PerUnit, Private, RowsMixed, Units, shrink, square_norms
 from tacit.privacy.events import check_count
 
 _START = 20210225  # the seed of the power method's first vectors: public, and always the same

@@ -12,25 +12,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.data._records import Rows
+from tacit.data import Rows
 from tacit.finetune._queries import Asker, Gradient, Loss
 from tacit.finetune._reading import in_place
-from tacit.gradients import ClippedSum, RowsMixed, refuse_live_statistics
-from tacit.gradients._batches import change, leaves, row_shapes, rows_of
-from tacit.gradients._clipping import Flat
-from tacit.gradients._isolation import (
+from tacit.gradients import (
+    MIXED,
+    ClippedSum,
+    Flat,
+    Private,
     Probe,
+    RowsMixed,
+    change,
     check_many_apart,
     check_rows_apart,
+    constant,
+    copied,
+    due,
+    leaves,
     moved,
+    plain_numbers,
+    refuse_live_statistics,
+    row_shapes,
+    rows_of,
     seed_all,
     undisturbed,
     wrong_shape,
 )
-from tacit.gradients._numbers import plain_numbers
-from tacit.gradients._result import Private
-from tacit.gradients._spot import MIXED, copied, due
-from tacit.gradients._synthetic import constant
 from tacit.privacy.events import check_count
 
 

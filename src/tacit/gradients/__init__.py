@@ -1,5 +1,11 @@
 """One clipped gradient sum per privacy unit, fast."""
 
+# for tacit's other packages, not part of the public surface
+from tacit.gradients._batches import change as change
+from tacit.gradients._batches import filled as filled
+from tacit.gradients._batches import leaves as leaves
+from tacit.gradients._batches import row_shapes as row_shapes
+from tacit.gradients._batches import rows_of as rows_of
 from tacit.gradients._clipping import (
     AdaptiveQuantile,
     Automatic,
@@ -11,11 +17,29 @@ from tacit.gradients._clipping import (
     PerLayer,
     Policy,
 )
+from tacit.gradients._clipping import as_policy as as_policy
+from tacit.gradients._clipping import shrink as shrink
 from tacit.gradients._engine import Engine
+from tacit.gradients._grad_factors import PerUnit as PerUnit
+from tacit.gradients._isolation import Probe as Probe
 from tacit.gradients._isolation import RowsMixed
+from tacit.gradients._isolation import check_many_apart as check_many_apart
+from tacit.gradients._isolation import check_rows_apart as check_rows_apart
+from tacit.gradients._isolation import moved as moved
+from tacit.gradients._isolation import seed_all as seed_all
+from tacit.gradients._isolation import undisturbed as undisturbed
+from tacit.gradients._isolation import wrong_shape as wrong_shape
+from tacit.gradients._norms import square_norms as square_norms
+from tacit.gradients._numbers import plain_numbers as plain_numbers
 from tacit.gradients._parameter_swap import refuse_live_statistics
 from tacit.gradients._remembered import clipped_sum
 from tacit.gradients._result import ClippedSum
+from tacit.gradients._result import Private as Private
+from tacit.gradients._spot import MIXED as MIXED
+from tacit.gradients._spot import copied as copied
+from tacit.gradients._spot import due as due
+from tacit.gradients._synthetic import constant as constant
+from tacit.gradients._units import Units as Units
 
 __all__ = [
     "AdaptiveQuantile",

@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from tacit.data._tensor_records import Table
+from tacit.data import Table
 from tacit.pretrain import _saving as saving
 from tacit.pretrain._plan import Method, Options, Perturbation, Training
 from tacit.pretrain._robust import Robust

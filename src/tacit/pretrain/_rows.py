@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.data._tensor_records import Table
+from tacit.data import Table
 
 _ROWS = 4096  # looked at, or tried, at a time
 

@@ -2,13 +2,27 @@
 
 from tacit.privacy import accounting, correlated, events, leases, mechanisms, selection
 from tacit.privacy._budget import Budget, Guarantee, Neighbours, Unit, delta_of, epsilon_of, mu_of
+
+# for tacit's other packages, not part of the public surface
+from tacit.privacy._budget import mu_of_pure as mu_of_pure
+from tacit.privacy._budget import round_up as round_up
 from tacit.privacy._chain import LedgerDamaged
 from tacit.privacy._filters import Mode
+from tacit.privacy._filters import Terms as Terms
+from tacit.privacy._filters import from_units as from_units
 from tacit.privacy._ledger import BudgetExceeded, Ledger
+from tacit.privacy._noise import NoiseKey as NoiseKey
 from tacit.privacy._plain_words import PlainWords, plain_words, right_guesses
 from tacit.privacy._queries import BoundedSum, GridSum, grid_sum
 from tacit.privacy._receipts import Receipt, ReceiptError
+from tacit.privacy._receipts import check_used as check_used
+from tacit.privacy._receipts import claim as claim
+from tacit.privacy._receipts import released as released
 from tacit.privacy._storage import LedgerError
+from tacit.privacy._storage import connect as connect
+from tacit.privacy._subject import Subject as Subject
+from tacit.privacy._subject import canonical as canonical
+from tacit.privacy._totals import MEMBERSHIP as MEMBERSHIP
 from tacit.privacy._totals import Remaining
 from tacit.privacy.accounting import UnsupportedEvent, guarantee, noise_multiplier
 

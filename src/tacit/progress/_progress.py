@@ -86,7 +86,7 @@ def shown(progress: Report | bool) -> Iterator[Report | None]:
 
 def budget_text(spent: tuple[float, float]) -> str:
     """What was spent of what may be, never rounded below the truth."""
-    from tacit.privacy._budget import round_up
+    from tacit.privacy import round_up
 
     used, whole = spent
     if math.isinf(used) or math.isinf(whole):

@@ -4,6 +4,10 @@ The modules `tacit.report.plots` and `tacit.report.theme` draw figures; they loa
 """
 
 from tacit.report._about import About, card, page, tell
+
+# for tacit's other packages, not part of the public surface
+from tacit.report._card import FACTS as FACTS
+from tacit.report._card import read as read
 from tacit.report._ledger import Book
 from tacit.report._page import Picture, Section
 from tacit.report._runs import carry_out, show

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tacit import __version__
-from tacit.privacy import Neighbours, right_guesses
-from tacit.privacy._totals import MEMBERSHIP
+from tacit.privacy import MEMBERSHIP, Neighbours, right_guesses
 from tacit.report._ledger import Book, alike, heads, number, overall, overview
 from tacit.report._tables import Table, escaped
 

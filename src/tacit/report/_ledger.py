@@ -7,10 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tacit.privacy import Guarantee, Ledger, Mode, PlainWords, plain_words
-from tacit.privacy._budget import round_up
-from tacit.privacy._filters import from_units
-from tacit.privacy._subject import Subject, canonical
+from tacit.privacy import Guarantee, Ledger, Mode, PlainWords, Subject, canonical, from_units, plain_words, round_up
 from tacit.report import _describe_events as words
 from tacit.report._tables import Column, Table
 

@@ -7,8 +7,7 @@ variance of the noise. With that constant in its place Adam is momentum with a l
 from __future__ import annotations
 
 from tacit.finetune import DPGD, Optimiser
-from tacit.privacy import Budget, Ledger, Neighbours, Unit
-from tacit.privacy._receipts import released
+from tacit.privacy import Budget, Ledger, Neighbours, Unit, released
 from tacit.privacy.events import DpEvent, leaves
 from tacit.tune._budget_split import check_budget, declare
 from tacit.tune._plan import SHAVE

@@ -9,15 +9,28 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tacit.data._records import Records, unit_ids_of
-from tacit.data._tensor_records import Table
-from tacit.finetune import DPGD, Backbone, Classes, Optimiser, Task, fit, plan
-from tacit.finetune._evaluation import check_rows_alone, right_by_unit
-from tacit.finetune._features import extract, is_linear
-from tacit.finetune._fit import check_labels, try_out
-from tacit.finetune._linear_probe import blank_row
-from tacit.finetune._reading import likeness
-from tacit.finetune._sources import agree, as_records, prepared, told_unit
+from tacit.data import Records, Table, unit_ids_of
+from tacit.finetune import (
+    DPGD,
+    Backbone,
+    Classes,
+    Optimiser,
+    Task,
+    agree,
+    as_records,
+    blank_row,
+    check_labels,
+    check_rows_alone,
+    extract,
+    fit,
+    is_linear,
+    likeness,
+    plan,
+    prepared,
+    right_by_unit,
+    told_unit,
+    try_out,
+)
 from tacit.models import head_of
 from tacit.privacy import Neighbours, Receipt, Unit, epsilon_of
 from tacit.privacy.events import DpEvent, check_count, gaussian_noise

@@ -8,10 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tacit.data._grouped import Groupable
-from tacit.data._records import Records, Rows, unit_ids_of
-from tacit.data._tensor_records import Table
-from tacit.privacy._noise import NoiseKey
+from tacit.data import Groupable, Records, Rows, Table, unit_ids_of
+from tacit.privacy import NoiseKey
 
 _COIN = 1  # the purpose of uniforms: who takes part
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tacit.privacy import Budget, BudgetExceeded, Guarantee, Ledger, Mode, Neighbours, Unit, epsilon_of
-from tacit.privacy._subject import Subject
+from tacit.privacy import Budget, BudgetExceeded, Guarantee, Ledger, Mode, Neighbours, Subject, Unit, epsilon_of
 from tacit.privacy.events import DpEvent
 from tacit.recipes import Progress
 from tacit.tune._runners import Curator, Here, Runner

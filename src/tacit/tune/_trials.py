@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from tacit._refusals import of_the_machine
-from tacit.privacy import Ledger, Neighbours, Receipt, events, grid_sum, mechanisms
-from tacit.privacy._receipts import check_used
+from tacit.privacy import Ledger, Neighbours, Receipt, check_used, events, grid_sum, mechanisms
 from tacit.privacy.events import DpEvent
 from tacit.tune._space import Hyperparameters
 
