@@ -21,7 +21,7 @@ from rich.console import Console
 from torch import nn
 
 from models import ViT
-from paired import Bar, Result, Row, Step, judge, machine, paired_ratio, peak_memory, time_rounds
+from paired import Bar, Result, Row, Step, evaluator, machine, paired_ratio, peak_memory, time_rounds
 from tables import markdown, save, show
 from tacit import adapt
 from tacit.adapt import DP, Adapter, Clip, Method
@@ -88,7 +88,7 @@ def run(name: str, rounds: int) -> Result:
     }
     null = found[NULL].ratio
     deviation = abs(null.median - 1) if null else 0.0
-    verdicts = [judge(bar, found, deviation) for bar in BARS.get(name, ())]
+    verdicts = [evaluator(bar, found, deviation) for bar in BARS.get(name, ())]
     title = f"{METHODS[name]().name}, LayerNorms of a ViT 192x6, batch {ROWS}"
     return Result(name, title, TWIN, list(found.values()), verdicts, deviation)
 

@@ -31,8 +31,8 @@ from paired import (
     Row,
     Seconds,
     Step,
+    evaluator,
     explain,
-    judge,
     machine,
     paired_ratio,
     peak_memory,
@@ -191,7 +191,7 @@ def run(work: Work, *, rounds: int, jax_python: Path | str, console: Console) ->
             rows.append(jax_row(work, rounds, jax_python))
     null = next(row for row in rows if row.arm == "null")
     deviation = abs(null.ratio.median - 1) if null.ratio else float("nan")
-    verdicts = [judge(bar, {row.arm: row for row in rows}, deviation) for bar in work.bars]
+    verdicts = [evaluator(bar, {row.arm: row for row in rows}, deviation) for bar in work.bars]
     return Result(work.name, work.title, work.reference, rows, verdicts, deviation)
 
 

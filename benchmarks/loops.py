@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from arms import Batch, Problem, Sum, Work, difference, one_by_one
 from gradients import TOLERANCE, row
-from paired import Bar, RefusedError, Result, Step, explain, judge, machine, peak_memory, time_rounds
+from paired import Bar, RefusedError, Result, Step, evaluator, explain, machine, peak_memory, time_rounds
 from tables import markdown, save, show
 from tacit.data._records import Records, Rows
 from tacit.data._tensor_records import Table
@@ -35,7 +35,7 @@ from tacit.finetune import DPSGD
 from tacit.finetune._account import Account, Promise, open_account
 from tacit.finetune._fit import loss_of
 from tacit.finetune._loop import Run
-from tacit.finetune._optimizers import Optimiser
+from tacit.finetune._optimizers import Optimizer
 from tacit.finetune._queries import blank
 from tacit.finetune._tasks import Classes
 from tacit.finetune._updates import Updater
@@ -90,13 +90,13 @@ class Terms:
         return self.units // self.expected
 
 
-def account(problem: Problem) -> tuple[Optimiser, Account]:
+def account(problem: Problem) -> tuple[Optimizer, Account]:
     """An optimiser and who pays for all its epochs; what is charged decides the noise of every arm."""
     terms = Terms.of(problem)
-    optimiser = DPSGD(batch=terms.expected, steps=EPOCHS * terms.steps, clip=problem.clip, lr=LR, momentum=MOMENTUM)
+    optimizer = DPSGD(batch=terms.expected, steps=EPOCHS * terms.steps, clip=problem.clip, lr=LR, momentum=MOMENTUM)
     unit = Unit.VIDEO if problem.work.unit_size > 1 else Unit.SAMPLE
     promise = Promise(budget=Budget(EPSILON, DELTA), unit=unit, neighbours=Neighbours.ADD_REMOVE, size=terms.units)
-    return optimiser, open_account(optimiser, promise, Ledger("sqlite://"), None)
+    return optimizer, open_account(optimizer, promise, Ledger("sqlite://"), None)
 
 
 def sgd(problem: Problem) -> torch.optim.Optimizer:
@@ -106,14 +106,14 @@ def sgd(problem: Problem) -> torch.optim.Optimizer:
 def no_privacy(problem: Problem) -> Trainer:
     """One shuffled pass in batches of the expected size."""
     model, terms = problem.model, Terms.of(problem)
-    optimiser, within = sgd(problem), torch.arange(problem.work.unit_size)
+    optimizer, within = sgd(problem), torch.arange(problem.work.unit_size)
 
     def epoch() -> None:
         for units in torch.randperm(terms.units).split(terms.expected):
             rows = (units[:, None] * len(within) + within).flatten()
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             problem.work.loss(model, tuple(column[rows] for column in problem.batch)).mean().backward()
-            optimiser.step()
+            optimizer.step()
 
     return Trainer(epoch)
 
@@ -122,24 +122,24 @@ def tacit(problem: Problem) -> Trainer:
     """The loop of `fit`, made as `fit` makes it, an epoch at a time."""
     size = problem.work.unit_size
     records = problem.work.records(problem.batch, size)
-    optimiser, paying = account(problem)
+    optimizer, paying = account(problem)
     model, terms = problem.model.eval(), Terms.of(problem)
     loss = loss_of(Classes(int(problem.batch[-1].max()) + 1))
-    asker = optimiser.query.open(model, loss, expected=optimiser.sampler.expected(terms.units), microbatch=None)
+    asker = optimizer.query.open(model, loss, expected=optimizer.sampler.expected(terms.units), microbatch=None)
     asker.check(*_made_up(records)[:2])
     run = Run(
         model=model,
         records=records,
-        optimiser=optimiser,
+        optimizer=optimizer,
         account=paying,
         asker=asker,
-        updater=Updater(optimiser.update, problem.parameters, optimiser.steps),
+        updater=Updater(optimizer.update, problem.parameters, optimizer.steps),
         measure="accuracy",
     )
     run.begin(settings="", data=records, whole=model)
 
     def epoch() -> None:
-        run.optimiser = replace(optimiser, steps=run._start + terms.steps)
+        run.optimizer = replace(optimizer, steps=run._start + terms.steps)
         run._start = run._steps()
 
     def clipped(batch: Batch) -> Sum:
@@ -178,23 +178,23 @@ def with_opacus(problem: Problem, mode: str) -> Trainer:
         poisson_sampling=True,
         grad_sample_mode=mode,
     )
-    model, optimiser, loader = private[0], private[1], private[-1]
+    model, optimizer, loader = private[0], private[1], private[-1]
     loss = private[2] if mode == "ghost" else nn.CrossEntropyLoss()
 
     def epoch() -> None:
         for *inputs, labels in loader:
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss(model(*inputs), labels).backward()
-            optimiser.step()
+            optimizer.step()
 
     def clipped(batch: Batch) -> Sum:
         *inputs, labels = batch
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss(model(*inputs), labels).backward()
         if mode == "hooks":
-            optimiser.clip_and_accumulate()
+            optimizer.clip_and_accumulate()
         found = {name: p.summed_grad if mode == "hooks" else p.grad for name, p in problem.parameters.items()}
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         return {name: value.clone() for name, value in found.items()}
 
     return Trainer(epoch, clipped)
@@ -256,7 +256,7 @@ def run(work: Epoch, *, rounds: int, console: Console, preload: Sequence[str] = 
     found = {each.arm: each for each in rows}
     null = found[NULL].ratio
     deviation = abs(null.median - 1) if null else float("nan")
-    verdicts = [judge(bar, found, deviation) for bar in work.bars]
+    verdicts = [evaluator(bar, found, deviation) for bar in work.bars]
     return Result(work.name, work.title, PLAIN, rows, verdicts, deviation)
 
 

@@ -172,7 +172,7 @@ def paired_ratio(seconds: Seconds, reference: Seconds, *, resamples: int = 4000)
     return Interval(float(np.median(ratios)), float(low), float(high))
 
 
-def judge(bar: Bar, rows: Mapping[str, Row], null_deviation: float) -> Verdict:
+def evaluator(bar: Bar, rows: Mapping[str, Row], null_deviation: float) -> Verdict:
     """A bar is met when the interval's upper end is below the bar plus the null's deviation from 1.
 
     Peaks of memory are not noisy and get no allowance, nor does a claim to be ahead of a peer. A peer that was timed in

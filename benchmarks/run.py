@@ -1,4 +1,4 @@
-"""Run every benchmark suite beside this file, each in its own process: `make bench`.
+"""Run every benchmark suite beside this file, each in its own process: `make linear_probe`.
 
 A suite is a file that defines `main(argv)`. Arguments are passed on to every suite; `--only NAME ...` before them picks
 suites by file name.

@@ -109,11 +109,11 @@ def private_folder(ledger: Ledger, private: str | Path | None) -> Path:
     return Path(name).resolve().parent
 
 
-def optimiser_state(optimiser: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
+def optimiser_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
     """A torch optimiser's state as tensors by name, and what in it is no tensor."""
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, dict[str, float]] = {}
-    for index, state in optimiser.state_dict()["state"].items():
+    for index, state in optimizer.state_dict()["state"].items():
         for key, value in state.items():
             if isinstance(value, Tensor):
                 tensors[f"optimiser.{index}.{key}"] = value
@@ -123,7 +123,7 @@ def optimiser_state(optimiser: torch.optim.Optimizer) -> tuple[dict[str, Tensor]
 
 
 def load_optimiser(
-    optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor], scalars: dict[str, dict[str, float]]
+    optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], scalars: dict[str, dict[str, float]]
 ) -> None:
     """Put back what `optimiser_state` took."""
     state: dict[int, dict[str, Any]] = {int(index): dict(values) for index, values in scalars.items()}
@@ -131,7 +131,7 @@ def load_optimiser(
         if key.startswith("optimiser."):
             _, index, name = key.split(".", 2)
             state.setdefault(int(index), {})[name] = value
-    optimiser.load_state_dict(optimiser.state_dict() | {"state": state})
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 
 def _article(word: str) -> str:

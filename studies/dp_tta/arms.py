@@ -13,13 +13,13 @@ from studies.grids import combinations
 from tacit.adapt import (
     DP,
     Adapter,
-    Certain,
     Clip,
     Curator,
+    EntropyFilter,
     Fisher,
     Method,
     Privacy,
-    Unusual,
+    RedundancyFilter,
     come,
     deyo,
     eata,
@@ -48,12 +48,12 @@ class Arm:
     lr: float = 0.005
     clip: float | None = None
     momentum: float = 0.9
-    optimiser: Literal["sgd", "adam"] = "sgd"
+    optimizer: Literal["sgd", "adam"] = "sgd"
     clipping: Clipping = "sample"
     loss_threshold: float | None = None  # of ln K, for the filters by loss
     ascent: bool = False  # SAR, clip-only: is the ascent gradient clipped too?
     parts: tuple[Part, ...] = ()  # added to Tent, for ablations
-    pull_strength: float = 1.0
+    fisher_alpha: float = 1.0
     similarity: float = 0.05  # EATA's filter 2: a one-hot prediction is 1 / sqrt(K) alike to an even mix of classes
     radius: float = 0.05
 
@@ -84,7 +84,7 @@ class Arm:
         if self.method == "source":
             return "source"
         told = method_of(self.method).name + "".join(f" + {part}" for part in self.parts)
-        if self.optimiser == "adam":
+        if self.optimizer == "adam":
             told += " + Adam"
         if self.form == "original":
             return told
@@ -114,7 +114,7 @@ class Arm:
             batch_size=self.batch_size,
             lr=self.lr,
             momentum=self.momentum,
-            optimiser=self.optimiser,
+            optimizer=self.optimizer,
             ledger=ledger,
             subject="stream" if ledger is not None else None,
             seed=seed,
@@ -124,11 +124,16 @@ class Arm:
     def _method(self, anchor: Fisher | None) -> Method:
         method = method_of(self.method)
         if self.anchored:
-            method = replace(method, anchor=anchor, pull_strength=self.pull_strength)
+            method = replace(method, anchor=anchor, fisher_alpha=self.fisher_alpha)
         if method.sharpness is not None or "sharpness" in self.parts:
             method = replace(method, sharpness=self.radius)
-        added = [f for part, f in (("filter-1", Certain()), ("filter-2", Unusual())) if part in self.parts]
-        filters = [Unusual(self.similarity) if isinstance(f, Unusual) else f for f in (*method.filters, *added)]
+        added = [
+            f for part, f in (("filter-1", EntropyFilter()), ("filter-2", RedundancyFilter())) if part in self.parts
+        ]
+        filters = [
+            RedundancyFilter(self.similarity) if isinstance(f, RedundancyFilter) else f
+            for f in (*method.filters, *added)
+        ]
         return replace(
             method,
             filters=tuple(filters),
@@ -186,12 +191,12 @@ class Grid:
     lr: tuple[float, ...] = (0.005,)
     clip: tuple[float, ...] = ()
     momentum: float = 0.9
-    optimiser: Literal["sgd", "adam"] = "sgd"
+    optimizer: Literal["sgd", "adam"] = "sgd"
     clipping: tuple[Clipping, ...] = ("sample",)
     loss_threshold: tuple[float, ...] = ()
     ascent: tuple[bool, ...] = (False,)
     parts: tuple[Part, ...] = ()
-    pull_strength: tuple[float, ...] = (1.0,)
+    fisher_alpha: tuple[float, ...] = (1.0,)
     similarity: tuple[float, ...] = (0.05,)
     radius: float = 0.05
 

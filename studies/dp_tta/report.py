@@ -174,7 +174,7 @@ def _label(result: Result, arm: Arm) -> str:
         return arm.name
     parts = [
         f"{field} {getattr(arm, field):g}"
-        for field in ("batch_size", "lr", "clip", "similarity", "pull_strength", "loss_threshold")
+        for field in ("batch_size", "lr", "clip", "similarity", "fisher_alpha", "loss_threshold")
         if getattr(arm, field) is not None and len({getattr(other, field) for other in same}) > 1
     ]
     return f"{arm.name}: {', '.join(parts)}".replace("batch_size", "batch")

@@ -7,12 +7,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from studies.grids import combinations
-from tacit.finetune import DPSGD, GEP, AdpAlloc, AdpClip, Optimiser
+from tacit.finetune import DPSGD, GEP, AdpAlloc, AdpClip, Optimizer
 from tacit.pretrain import Perturbation, Training
 
 Start = Literal["scratch", "standard", "sam", "amp", "dpadapter"]
 Kind = Literal["dpsgd", "gep", "adpalloc", "adpclip"]
-OPTIMISERS: dict[str, str] = {"dpsgd": "DPSGD", "gep": "GEP", "adpalloc": "AdpAlloc", "adpclip": "AdpClip"}
+OPTIMIZERS: dict[str, str] = {"dpsgd": "DPSGD", "gep": "GEP", "adpalloc": "AdpAlloc", "adpclip": "AdpClip"}
 SWEPT = ("radius", "perturb_batch", "batch", "reuse", "perturb_lr", "lr")
 
 
@@ -78,7 +78,7 @@ class Pretraining:
 class Downstream:
     """One way to fine-tune privately, with its constants."""
 
-    optimiser: Kind
+    optimizer: Kind
     epsilon: float
     lr: float
     clip: float
@@ -90,10 +90,10 @@ class Downstream:
     dimensions: int
     refresh: int
 
-    def optimise(self, public: Any) -> Optimiser:
+    def optimize(self, public: Any) -> Optimizer:
         """The optimiser; `public` are rows for GEP, with labels of the private classes."""
         update: dict[str, Any] = {"lr": self.lr, "momentum": self.momentum}
-        if self.optimiser == "gep":
+        if self.optimizer == "gep":
             return GEP(
                 public=public,
                 batch=self.batch,
@@ -104,8 +104,8 @@ class Downstream:
                 clip_residual=0.2 * self.clip,
                 **update,
             )
-        make = {"dpsgd": DPSGD, "adpalloc": AdpAlloc, "adpclip": AdpClip}[self.optimiser]
-        made: Optimiser = make(batch=self.batch, steps=self.steps, clip=self.clip, **update)  # type: ignore[operator]
+        make = {"dpsgd": DPSGD, "adpalloc": AdpAlloc, "adpclip": AdpClip}[self.optimizer]
+        made: Optimizer = make(batch=self.batch, steps=self.steps, clip=self.clip, **update)  # type: ignore[operator]
         return made
 
 
@@ -118,7 +118,7 @@ class Finetuning:
     """
 
     of: tuple[str, ...]
-    optimiser: tuple[Kind, ...] = ("dpsgd",)
+    optimizer: tuple[Kind, ...] = ("dpsgd",)
     epsilon: tuple[float, ...] = (1.0, 4.0)
     lr: tuple[float, ...] = (0.01,)
     tune_at: float | None = None
@@ -140,7 +140,7 @@ class Finetuning:
     def downstreams(self) -> Iterator[tuple[Downstream, ...]]:
         """Every way, each as the candidates for its learning rate."""
         same = {
-            f.name: getattr(self, f.name) for f in fields(Downstream) if f.name not in ("optimiser", "epsilon", "lr")
+            f.name: getattr(self, f.name) for f in fields(Downstream) if f.name not in ("optimizer", "epsilon", "lr")
         }
-        for told in combinations({"optimiser": self.optimiser, "epsilon": self.epsilon}):
+        for told in combinations({"optimizer": self.optimizer, "epsilon": self.epsilon}):
             yield tuple(Downstream(**told, lr=lr, **same) for lr in self.lr)

@@ -165,7 +165,7 @@ def _finetune(cell: After) -> Finetuned:
     fitted = finetune(
         model,
         rows,
-        optimiser=cell.downstream.optimise(public),
+        optimizer=cell.downstream.optimize(public),
         epsilon=cell.downstream.epsilon,
         delta=cell.delta,
         scheme=cell.downstream.scheme,
@@ -199,4 +199,4 @@ def called(cell: Before | After) -> str:
         how = cell.upstream.perturb
         return "pretraining " + ("from scratch" if how is None else how.method)
     way = cell.downstream
-    return f"{way.optimiser}, epsilon {way.epsilon:g}" + (" (tuning)" if cell.split == "tuning" else "")
+    return f"{way.optimizer}, epsilon {way.epsilon:g}" + (" (tuning)" if cell.split == "tuning" else "")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from studies.dpadapter.arms import OPTIMISERS, Pretraining, Upstream
+from studies.dpadapter.arms import OPTIMIZERS, Pretraining, Upstream
 from studies.dpadapter.cells import After, Finetuned, Pretrained
 from studies.dpadapter.study import Result
 from studies.render import band, cell, seeds, spread
@@ -80,7 +80,7 @@ def downstream(result: Result) -> list[Table]:
     ]
     columns: list[Column | str] = [
         "",
-        *(Column(f"{OPTIMISERS[kind]}, ε = {epsilon:g}", ".1f", best="max") for kind, epsilon in ways),
+        *(Column(f"{OPTIMIZERS[kind]}, ε = {epsilon:g}", ".1f", best="max") for kind, epsilon in ways),
     ]
     tables = []
     for title, value in kinds:
@@ -110,7 +110,7 @@ def sweep(result: Result, group: Pretraining) -> Table | None:
         *(Column(WORDS.get(field, field), "g") for field in group.swept),
         Column("clean", ".1f", best="max"),
         Column(f"std {after:g}", ".1f", best="max"),
-        *(Column(f"{OPTIMISERS[kind]}, ε = {epsilon:g}", ".1f", best="max") for kind, epsilon in ways),
+        *(Column(f"{OPTIMIZERS[kind]}, ε = {epsilon:g}", ".1f", best="max") for kind, epsilon in ways),
         Column("rows passed", _thousands),
     ]
     return Table(group.name, columns, rows, note=seeds(result.study.seeds))
@@ -125,9 +125,9 @@ def rates(result: Result) -> Table:
             if cells:
                 first = cells[0]
                 rows.append(
-                    [name, OPTIMISERS[kind], epsilon, first.downstream.lr, result.after[first].noise_multiplier]
+                    [name, OPTIMIZERS[kind], epsilon, first.downstream.lr, result.after[first].noise_multiplier]
                 )
-    columns: list[Column | str] = ["", "optimiser", Column("ε", "g"), Column("lr", "g"), Column("noise", ".3g")]
+    columns: list[Column | str] = ["", "optimizer", Column("ε", "g"), Column("lr", "g"), Column("noise", ".3g")]
     return Table("Chosen learning rates", columns, rows)
 
 
@@ -165,13 +165,13 @@ def _scatter(result: Result) -> list[Picture]:
             dots = [
                 (100 * result.before[cell.before].under(result.study.noise.after), 100 * found.accuracy)
                 for cell, found in result.after.items()
-                if (cell.downstream.optimiser, cell.downstream.epsilon) == (kind, epsilon)
+                if (cell.downstream.optimizer, cell.downstream.epsilon) == (kind, epsilon)
                 and cell.before.upstream.perturb is not None
                 and cell.before in result.before
             ]
             if dots:
                 x, y = zip(*dots, strict=True)
-                label = f"{OPTIMISERS[kind]}, ε = {epsilon:g}"
+                label = f"{OPTIMIZERS[kind]}, ε = {epsilon:g}"
                 axes.plot(x, y, ls="none", marker=theme.mark(place), color=theme.colour(place), ms=6, label=label)
         axes.grid(True)
         axes.set_xlabel(f"accuracy of the pretrained net under noise of std {result.study.noise.after:g} (%)")
@@ -194,7 +194,7 @@ def _sweep_figures(result: Result) -> list[Picture]:
             ),
         }
         for kind, epsilon in result.ways():
-            values[f"{OPTIMISERS[kind]}, ε = {epsilon:g}"] = partial(_reached, result, kind, epsilon)
+            values[f"{OPTIMIZERS[kind]}, ε = {epsilon:g}"] = partial(_reached, result, kind, epsilon)
         lines = {name: _line(found, field, value) for name, value in values.items()}
         shown = {name: line for name, line in lines.items() if len(line.x) > 1}
         if shown:
@@ -245,7 +245,7 @@ def _over(found: Sequence[T], value: Callable[[T], float]) -> Cell:
 
 
 def _is(cell: After, way: Upstream, kind: str, epsilon: float) -> bool:
-    return cell.before.upstream == way and (cell.downstream.optimiser, cell.downstream.epsilon) == (kind, epsilon)
+    return cell.before.upstream == way and (cell.downstream.optimizer, cell.downstream.epsilon) == (kind, epsilon)
 
 
 def _thousands(value: float) -> str:
@@ -285,7 +285,7 @@ def _downstream_facts(result: Result) -> list[dict[str, object]]:
                 facts.append(
                     {
                         "pretrained": name,
-                        "optimiser": OPTIMISERS[kind],
+                        "optimizer": OPTIMIZERS[kind],
                         "epsilon": epsilon,
                         "accuracy": _mean([one.accuracy for one in found]),
                         "robust": _mean([one.robust for one in found]),

@@ -65,7 +65,7 @@ class Study:
         for group in self.finetune:
             for upstream in (one for name in group.of for one in upstreams[name]):
                 for said in group.downstreams():
-                    kind, epsilon, how = said[0].optimiser, said[0].epsilon, (said, group.tune_at)
+                    kind, epsilon, how = said[0].optimizer, said[0].epsilon, (said, group.tune_at)
                     if ways.setdefault((upstream, kind, epsilon), how) != how:
                         raise ValueError(f"the same net is fine-tuned by {kind} at epsilon {epsilon:g} in two ways")
 
@@ -82,18 +82,18 @@ class Result:
         """Over the seeds."""
         return [found for cell, found in self.before.items() if cell.upstream == upstream]
 
-    def tuned(self, upstream: Upstream, optimiser: str, epsilon: float) -> list[Finetuned]:
+    def tuned(self, upstream: Upstream, optimizer: str, epsilon: float) -> list[Finetuned]:
         """Over the seeds."""
         return [
             found
             for cell, found in self.after.items()
             if cell.before.upstream == upstream
-            and (cell.downstream.optimiser, cell.downstream.epsilon) == (optimiser, epsilon)
+            and (cell.downstream.optimizer, cell.downstream.epsilon) == (optimizer, epsilon)
         ]
 
     def ways(self) -> list[tuple[str, float]]:
         """The optimisers and epsilons that were run, in their order."""
-        return list(dict.fromkeys((c.downstream.optimiser, c.downstream.epsilon) for c in self.after))
+        return list(dict.fromkeys((c.downstream.optimizer, c.downstream.epsilon) for c in self.after))
 
 
 def run(study: Study, *, out: Path, progress: Progress) -> Result:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
 from studies.grids import combinations
-from tacit.finetune import DPFTRL, DPGD, DPSGD, DPZO, AdpAlloc, AdpClip, Optimiser
+from tacit.finetune import DPFTRL, DPGD, DPSGD, DPZO, AdpAlloc, AdpClip, Optimizer
 
 Kind = Literal["dpsgd", "dpgd", "adpalloc", "adpclip", "dpzo", "dpftrl"]
 NAMES = {"dpgd": "DPGD", "adpalloc": "AdpAlloc", "adpclip": "AdpClip", "dpzo": "DPZO", "dpftrl": "correlated"}
@@ -24,7 +24,7 @@ class Arm:
     model: str
     scheme: str
     init: Init
-    optimiser: Kind
+    optimizer: Kind
     epsilon: float
     clips: int
     augment: int
@@ -42,13 +42,13 @@ class Arm:
     def name(self) -> str:
         """What a table calls it, without what was tuned."""
         parts = ["from scratch" if self.init == "scratch" else self.scheme.replace("_", " ")]
-        parts += [NAMES[self.optimiser]] if self.optimiser in NAMES else []
+        parts += [NAMES[self.optimizer]] if self.optimizer in NAMES else []
         parts += [f"{self.clips} clips" if self.clips > 1 else "1 clip"] if self.clips else []
         parts += ["clip-level"] if self.level == "clip" else []
         parts += [f"{self.augment} views"] if self.augment > 1 else []
         return ", ".join([f"{self.model}: {parts[0]}", *parts[1:]])
 
-    def optimise(self) -> Optimiser:
+    def optimize(self) -> Optimizer:
         options: dict[str, Any] = {
             "lr": self.lr,
             "rule": self.rule,
@@ -56,15 +56,15 @@ class Arm:
             "schedule": self.schedule,
             "average": self.average,
         }
-        if self.optimiser == "dpgd":
+        if self.optimizer == "dpgd":
             return DPGD(steps=self.steps, clip=self.clip, **options)
-        if self.optimiser == "dpftrl":  # one pass in `steps` batches
+        if self.optimizer == "dpftrl":  # one pass in `steps` batches
             return DPFTRL(batches=self.steps, clip=self.clip, **options)
-        if self.optimiser == "adpalloc":
+        if self.optimizer == "adpalloc":
             return AdpAlloc(batch=self.batch, steps=self.steps, clip=self.clip, **options)
-        if self.optimiser == "adpclip":
+        if self.optimizer == "adpclip":
             return AdpClip(batch=self.batch, steps=self.steps, clip=self.clip, **options)
-        if self.optimiser == "dpzo":
+        if self.optimizer == "dpzo":
             return DPZO(batch=self.batch, steps=self.steps, clip=self.clip, **options)
         return DPSGD(batch=self.batch, steps=self.steps, clip=self.clip, **options)
 
@@ -83,7 +83,7 @@ class Grid:
     model: tuple[str, ...] = ("model",)
     scheme: tuple[str, ...] = ("selective",)
     init: Init = "pretrained"
-    optimiser: tuple[Kind, ...] = ("dpsgd",)
+    optimizer: tuple[Kind, ...] = ("dpsgd",)
     epsilon: tuple[float, ...] = (8.0,)
     clips: tuple[int, ...] = (0,)  # of a video; 0 for data that is not video
     augment: tuple[int, ...] = (1,)
@@ -101,7 +101,7 @@ class Grid:
     def __post_init__(self) -> None:
         for choice in self.arms():
             for arm in choice.arms:
-                arm.optimise()
+                arm.optimize()
                 if not arm.epsilon > 0:
                     raise ValueError("epsilon is above 0, or inf for no noise.")
 

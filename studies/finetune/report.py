@@ -62,7 +62,7 @@ def chosen(result: Result) -> Table:
     for arm in result.chosen:
         found = result.of(arm)
         of_unit = [found[0].unit_epsilon if found and arm.level == "clip" else None] if naive else []
-        batch = arm.batch if arm.optimiser not in ("dpgd", "dpftrl") else "all" if arm.optimiser == "dpgd" else "passes"
+        batch = arm.batch if arm.optimizer not in ("dpgd", "dpftrl") else "all" if arm.optimizer == "dpgd" else "passes"
         noise = found[0].noise_multiplier if found else None
         rows.append([arm.name, arm.epsilon, *of_unit, arm.lr, arm.clip, arm.steps, batch, noise])
     columns: list[Column | str] = [

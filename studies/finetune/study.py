@@ -187,12 +187,12 @@ def compute(cell: Cell) -> dict[str, Any]:
     fitted = fit(
         model,
         records,
-        optimiser=arm.optimise(),
+        optimizer=arm.optimize(),
         epsilon=arm.epsilon,
         delta=cell.delta,
         scheme=arm.scheme,
         init=arm.init,
-        neighbours="zero-out" if arm.optimiser == "dpftrl" else "add-remove",
+        neighbours="zero-out" if arm.optimizer == "dpftrl" else "add-remove",
         head="keep" if data.kind == "messages" else "new",
         size=len(records),
         task=data.task,
@@ -207,7 +207,7 @@ def compute(cell: Cell) -> dict[str, Any]:
         for name, (inputs, labels) in data.under_shifts().items():
             with torch.inference_mode():
                 outputs = torch.cat([fitted.model(part) for part in torch.split(inputs, AT_ONCE)])
-            shifted[name] = data.task.scores(data.task.beliefs(outputs), labels)[data.task.measure]
+            shifted[name] = data.task.scores(data.task.probs(outputs), labels)[data.task.measure]
     return asdict(
         Outcome(
             scores=fitted.scores,

@@ -11,7 +11,7 @@ from torch import nn
 
 from studies.grids import combinations
 from studies.linear_scaling.data import Task
-from tacit.finetune import DPGD, DPSGD, Optimiser
+from tacit.finetune import DPGD, DPSGD, Optimizer
 from tacit.privacy import Budget, Ledger, Neighbours, Receipt, epsilon_of, events, noise_multiplier
 from tacit.tune import (
     Finetuning,
@@ -71,7 +71,7 @@ class Probe(Finetuning):
             size=task.private,
             classes=task.classes,
             delta=delta,
-            optimiser=partial(_optimiser, training),
+            optimizer=partial(_optimiser, training),
             head="new" if training.start == "zero" else "keep",
             bias=training.bias,
             measure="accuracy",
@@ -91,11 +91,11 @@ class Probe(Finetuning):
     def __call__(self, hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> nn.Module:
         self.count.runs += 1
         self.count.steps += hyperparameters.steps
-        self.count.noise = self.optimiser(hyperparameters).scale_of(receipt.event, self.size) or 0.0
+        self.count.noise = self.optimizer(hyperparameters).scale_of(receipt.event, self.size) or 0.0
         return super().__call__(hyperparameters, mu, receipt)
 
 
-def _optimiser(training: Training, point: Hyperparameters) -> Optimiser:
+def _optimiser(training: Training, point: Hyperparameters) -> Optimizer:
     clip = training.clip if point.clip is None else point.clip
     batch = training.batch if point.batch is None else point.batch
     if batch is None:
@@ -226,7 +226,7 @@ class WithoutSearch:
     lr: float = 0.001
 
     def __call__(self, given: Given) -> Tuned:
-        given.probe.optimiser = dpgd_wosm
+        given.probe.optimizer = dpgd_wosm
         return adam_without_second_moment(
             given.probe,
             given.budget,

@@ -34,15 +34,15 @@ def pretrain(model: GPT2LMHeadModel, texts: data.Texts, epochs: int) -> None:
     """AdamW over batches of texts of about the same length."""
     task = NextToken(WORDS)
     steps = epochs * (len(texts) // BATCH)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=2e-3, total_steps=steps)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=steps)
     generator = torch.Generator().manual_seed(0)
     for step in range(steps):
         rows = texts.rows(torch.randint(len(texts), (BATCH,), generator=generator), None)
         value = task.loss(model(**rows.inputs).logits, rows.labels).mean()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         value.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
+        optimizer.step()
         schedule.step()
         if step % 100 == 0:
             print(f"step {step} of {steps}: loss {float(value.detach()):.3f}", flush=True)

@@ -214,7 +214,7 @@ def _at(orders: Tensor | None, row: int) -> Tensor | None:
 def slow(adapter: Adapter, model: nn.Module, loss: Loss, clip: float, **more: object) -> Slow:
     """A brute-force twin that starts where the adapter does."""
     twin = copy.deepcopy(model)
-    options = {"lr": adapter.optimise["lr"], "momentum": adapter.optimise["momentum"], **more}
+    options = {"lr": adapter.optimize["lr"], "momentum": adapter.optimize["momentum"], **more}
     return Slow(twin, list(adapter.parameters), loss, clip, adapter.batch_size, **options)  # type: ignore[arg-type]
 
 

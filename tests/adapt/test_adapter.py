@@ -143,7 +143,7 @@ RESETS: dict[str, tuple[Callable[..., Adapter], Any, dict[str, Any]]] = {
     "EATA": (EATA, None, {"margin": 1.0, "similarity": 2.0}),
     "SAR": (SAR, Clip(CLIP), {"margin": 1.0, "recovery": 0.0}),
     "DeYO": (DeYO, Clip(CLIP), {"margin": 1.0, "threshold": -1.0}),
-    "Adam": (Tent, DP(math.inf, clip=CLIP), {"optimiser": "adam"}),
+    "Adam": (Tent, DP(math.inf, clip=CLIP), {"optimizer": "adam"}),
     "DP-SAR": (SAR, DP(math.inf, clip=CLIP), {}),
     "adaptive": (DeYO, DP(math.inf, clip=AdaptiveQuantile(CLIP)), {}),
 }
@@ -159,7 +159,7 @@ def test_after_a_reset_all_is_as_at_the_start(case: str) -> None:
     used.reset()
     assert same_bits(used, fresh)
     assert used.memory == fresh.memory
-    assert not used.optimiser.state
+    assert not used.optimizer.state
     for step in range(3, 6):
         batch = images(ROWS, seed=step)
         assert torch.equal(used(batch), fresh(batch))
@@ -243,12 +243,12 @@ def test_a_bad_later_batch_changes_nothing(batch: Any) -> None:
     ledger = Ledger("sqlite://")
     adapter = made(Tent, DP(5.0, clip=CLIP), ledger=ledger)
     adapter(images(2), unit_ids=torch.tensor([1, 2]))
-    before, entries, seen = snapshot(adapter.model), len(ledger.entries()), dict(adapter.attendance._seen)
+    before, entries, seen = snapshot(adapter.model), len(ledger.entries()), dict(adapter.participation._seen)
     with pytest.raises(ValueError, match=r"keep to one kind|split the batch|float tensor"):
         adapter(batch, unit_ids=torch.arange(len(batch)) + 5)
     assert unchanged(adapter.model, before)
     assert len(ledger.entries()) == entries
-    assert (adapter.steps, adapter.attendance._seen) == (1, seen)
+    assert (adapter.steps, adapter.participation._seen) == (1, seen)
 
 
 def live() -> nn.Module:
@@ -268,7 +268,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
     "microbatch": (net, {"microbatch": 0}, "at least 1"),
     "rate": (net, {"lr": 0.0}, "lr must be positive"),
     "momentum": (net, {"momentum": 1.0}, "momentum in"),
-    "optimiser": (net, {"optimiser": "lion"}, "sgd or adam"),
+    "optimizer": (net, {"optimizer": "lion"}, "sgd or adam"),
 }
 
 
@@ -328,7 +328,7 @@ def test_a_budget_that_is_not_there() -> None:
     assert unchanged(adapter.model, before)
     assert [e.kind for e in ledger.entries()] == ["subject"]
     assert adapter.steps == 0
-    assert not adapter.attendance.anyone
+    assert not adapter.participation.anyone
     poorer = made(Tent, DP(1.0, clip=CLIP), ledger=ledger, subject="people")
     poorer(images(ROWS))
     with pytest.raises(BudgetExceeded):

@@ -13,23 +13,23 @@ from obvious import Curious, Loss, apart, images, net, norm_of, slow
 from torch import Tensor
 
 from tacit.adapt import DP, Adapter, Tent
-from tacit.adapt._participation import Attendance
+from tacit.adapt._participation import Participation
 from tacit.privacy import Ledger, Neighbours
 
 ROWS, CLIP = 6, 0.3
 
 
-def admitted(attendance: Attendance, units: list[int], step: int) -> list[bool]:
-    return [bool(x) for x in attendance.admit(torch.tensor(units), step)]
+def admitted(participation: Participation, units: list[int], step: int) -> list[bool]:
+    return [bool(x) for x in participation.admit(torch.tensor(units), step)]
 
 
 def test_by_hand() -> None:
     """k = 2, b = 3."""
-    attendance = Attendance(2, 3)
-    assert admitted(attendance, [1, 2, 1], 0) == [True, True, True]  # the rows of a unit in a batch are one step
-    assert admitted(attendance, [1, 3], 2) == [False, True]  # too soon
-    assert admitted(attendance, [1, 2], 3) == [True, True]
-    assert admitted(attendance, [1, 2, 3, 4], 9) == [False, False, True, True]
+    participation = Participation(2, 3)
+    assert admitted(participation, [1, 2, 1], 0) == [True, True, True]  # the rows of a unit in a batch are one step
+    assert admitted(participation, [1, 3], 2) == [False, True]  # too soon
+    assert admitted(participation, [1, 2], 3) == [True, True]
+    assert admitted(participation, [1, 2, 3, 4], 9) == [False, False, True, True]
 
 
 @settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None)
@@ -39,9 +39,9 @@ def test_by_hand() -> None:
     batches=st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=14),
 )
 def test_nobody_beyond_k_nor_too_soon(k: int, b: int, batches: list[list[int]]) -> None:
-    attendance, steps = Attendance(k, b), {}
+    participation, steps = Participation(k, b), {}
     for step, units in enumerate(batches):
-        came = admitted(attendance, units, step)
+        came = admitted(participation, units, step)
         for unit, taken in set(zip(units, came, strict=True)):
             past = steps.setdefault(unit, [])
             assert taken == (len(past) < k and (not past or step - past[-1] >= b))
@@ -54,38 +54,38 @@ def test_nobody_beyond_k_nor_too_soon(k: int, b: int, batches: list[list[int]]) 
 
 def test_a_step_that_is_tried_again_counts_once() -> None:
     """Only a step that released nothing keeps its number; the next number is another step."""
-    attendance = Attendance(2, 1)
+    participation = Participation(2, 1)
     for _ in range(3):
-        assert admitted(attendance, [1], 0) == [True]
-    assert admitted(attendance, [1], 1) == [True]
-    assert admitted(attendance, [1], 2) == [False]
+        assert admitted(participation, [1], 0) == [True]
+    assert admitted(participation, [1], 1) == [True]
+    assert admitted(participation, [1], 2) == [False]
 
 
 def test_the_file_is_private_and_survives(tmp_path: Path) -> None:
     path = tmp_path / "who"
-    first = Attendance(2, 1)
+    first = Participation(2, 1)
     admitted(first, [7, 8], 0)
     first.keep_at(path)
     admitted(first, [7, 9], 4)
     assert path.stat().st_mode & 0o777 == 0o600
-    second = Attendance(2, 1)
-    second.take_up(path)
+    second = Participation(2, 1)
+    second.resume(path)
     assert admitted(second, [7, 8, 9, 10], 5) == [False, True, True, True]
-    third = Attendance(2, 1)
-    third.take_up(path)
+    third = Participation(2, 1)
+    third.resume(path)
     assert admitted(third, [7, 8, 9, 10], 6) == [False, False, False, True]
 
 
 def test_what_was_noted_before_the_file_is_in_it(tmp_path: Path) -> None:
     """Counts and last steps, also when the file moves to another folder."""
-    first = Attendance(3, 2)
+    first = Participation(3, 2)
     for step in (0, 2, 4):
         admitted(first, [1] if step < 4 else [2], step)
     for name in ("a", "b", "a"):
         first.keep_at(tmp_path / name)
         first.keep_at(tmp_path / name)
-    second = Attendance(3, 2)
-    second.take_up(tmp_path / "a")
+    second = Participation(3, 2)
+    second.resume(tmp_path / "a")
     assert second._seen == {1: (2, 2), 2: (1, 4)}
     assert admitted(second, [1, 2], 5) == [True, False]
 
@@ -93,25 +93,25 @@ def test_what_was_noted_before_the_file_is_in_it(tmp_path: Path) -> None:
 def test_a_line_that_a_kill_cut_off_is_no_obstacle(tmp_path: Path) -> None:
     path = tmp_path / "who"
     path.write_text("0 1 2\n1 3 4")
-    attendance = Attendance(1, 1)
-    attendance.take_up(path)
-    assert admitted(attendance, [1, 2, 5], 2) == [False, False, True]
-    again = Attendance(1, 1)
-    again.take_up(path)
+    participation = Participation(1, 1)
+    participation.resume(path)
+    assert admitted(participation, [1, 2, 5], 2) == [False, False, True]
+    again = Participation(1, 1)
+    again.resume(path)
     assert admitted(again, [1, 2, 5, 6], 3) == [False, False, False, True]
     path.write_text("0 1 two\n")
     with pytest.raises(ValueError, match="damaged") as error:
-        Attendance(1, 1).take_up(path)
+        Participation(1, 1).resume(path)
     assert "two" not in str(error.value)
 
 
 def test_two_processes_on_one_file_never_admit_twice(tmp_path: Path) -> None:
     """An older holder may still be within its lease: what it notes counts for the newer one, and the other way."""
     path = tmp_path / "who"
-    older, newer = Attendance(1, 1), Attendance(1, 1)
+    older, newer = Participation(1, 1), Participation(1, 1)
     older.keep_at(path)
     admitted(older, [1], 0)
-    newer.take_up(path)
+    newer.resume(path)
     assert admitted(older, [2], 1) == [True]
     assert admitted(newer, [1, 2, 3], 100) == [False, False, True]
     assert admitted(older, [3, 4], 2) == [False, True]
@@ -255,7 +255,7 @@ def test_units_are_one_integer_per_row(units: Any) -> None:
         adapter(images(4), unit_ids=units)
     assert adapter.stream is not None
     assert adapter.stream.receipt is None
-    assert not adapter.attendance.anyone
+    assert not adapter.participation.anyone
 
 
 def test_units_may_be_a_list() -> None:
@@ -265,15 +265,15 @@ def test_units_may_be_a_list() -> None:
 
 
 def test_a_full_disk_stops_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    attendance = Attendance(1, 1)
-    attendance.keep_at(tmp_path / "who")
+    participation = Participation(1, 1)
+    participation.keep_at(tmp_path / "who")
     with monkeypatch.context() as patch:
         write = os.write
         patch.setattr(os, "write", lambda file, text: write(file, text[:2]))
         with pytest.raises(OSError, match="no room"):
-            admitted(attendance, [123, 456], 0)
-    assert not any(admitted(attendance, [123], 0))  # glued to the broken line: nobody is let in by mistake
-    assert admitted(attendance, [789], 1) == [True]
+            admitted(participation, [123, 456], 0)
+    assert not any(admitted(participation, [123], 0))  # glued to the broken line: nobody is let in by mistake
+    assert admitted(participation, [789], 1) == [True]
 
 
 # Whom the stream promises something to

@@ -53,24 +53,24 @@ def test_eata_keeps_both_filters_and_the_denominator() -> None:
     model, margin, similarity = net(), 0.95, 0.8
     adapter = EATA(model, privacy=Clip(CLIP), margin=margin, similarity=similarity, **OPTIONS)
     twin = slow(adapter, model, Loss(margin=margin), CLIP)
-    usual: Tensor | None = None
+    mean_probs: Tensor | None = None
     dropped = updates = 0
     for batch in BATCHES:
         x = twin.model(batch).detach()
         kept = [h < margin * math.log(K) for h in entropy(x).tolist()]
-        if usual is not None:
+        if mean_probs is not None:
             for i, p in enumerate(x.softmax(1)):
-                unlike = abs(float(p @ usual / p.norm() / usual.norm())) < similarity
+                unlike = abs(float(p @ mean_probs / p.norm() / mean_probs.norm())) < similarity
                 dropped += kept[i] and not unlike
                 kept[i] = kept[i] and unlike
         adapter(batch)
         twin.step(batch, kept=kept)
         if any(kept):
             mean = x.softmax(1)[kept].mean(0)
-            usual = mean if usual is None else 0.9 * usual + 0.1 * mean
+            mean_probs = mean if mean_probs is None else 0.9 * mean_probs + 0.1 * mean
             updates += 1
         assert_same(adapter, twin)
-        torch.testing.assert_close(adapter.memory.usual, usual)
+        torch.testing.assert_close(adapter.memory.mean_probs, mean_probs)
     assert dropped
     assert updates >= 2
 
@@ -114,16 +114,16 @@ def test_sar_with_the_ascent_clipped_or_not(clipped: bool, units: list[int] | No
     form = Clip(CLIP, ascent=clipped)
     adapter = SAR(model, privacy=form, margin=margin, radius=radius, recovery=0.0, **OPTIONS)
     twin = slow(adapter, model, Loss(), CLIP, radius=radius)
-    mood = None
+    ema_entropy = None
     for batch in BATCHES[:2]:
         expected = twin.model(batch).detach()
         found = adapter(batch, unit_ids=None if units is None else torch.tensor(units))
         torch.testing.assert_close(found, expected)  # of the parameters before, and not perturbed
         mean = sar_step(twin, batch, margin, clipped=clipped, units=units)
         if mean is not None:
-            mood = mean if mood is None else 0.9 * mood + 0.1 * mean
+            ema_entropy = mean if ema_entropy is None else 0.9 * ema_entropy + 0.1 * mean
         assert_same(adapter, twin)
-        assert adapter.memory.mood == pytest.approx(mood)
+        assert adapter.memory.ema_entropy == pytest.approx(ema_entropy)
 
 
 def test_the_two_ascents_differ() -> None:
@@ -152,7 +152,7 @@ def test_sar_resets_in_this_form_too() -> None:
     adapter = SAR(net(), privacy=Clip(CLIP), margin=10.0, recovery=10.0, **OPTIONS)
     adapter(BATCHES[0])
     assert all(torch.equal(p, adapter.origin[n]) for n, p in adapter.parameters.items())
-    assert adapter.memory.mood is None
+    assert adapter.memory.ema_entropy is None
 
 
 def norms_and_losses() -> tuple[list[float], list[float]]:

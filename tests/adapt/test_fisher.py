@@ -77,7 +77,7 @@ def test_the_anchor_keeps_the_model_near_the_source() -> None:
     model = net()
     ones = {n: torch.ones_like(p) for n, p in model.named_parameters()}
     origin = {n: p.detach().clone() for n, p in model.named_parameters()}
-    adapter = EATA(model, anchor=Fisher(ones, origin), pull_strength=3.0, lr=0.1, momentum=0)
+    adapter = EATA(model, anchor=Fisher(ones, origin), fisher_alpha=3.0, lr=0.1, momentum=0)
     for parameter in adapter.parameters.values():
         parameter.data += 1.0
     constant = {n: torch.zeros_like(p) for n, p in adapter.parameters.items()}

@@ -8,7 +8,7 @@ from obvious import Loss, belief_entropy, images, net, orders_of, plain_entropy,
 from torch import Tensor
 from torch.nn import functional
 
-from tacit.adapt import Certain, Structured, Unusual, entropy, opinion, opinion_as_printed
+from tacit.adapt import EntropyFilter, PLPDFilter, RedundancyFilter, entropy, opinion, opinion_as_printed
 from tacit.adapt._constructors import come, deyo, eata, sar, tent
 from tacit.adapt._methods import Method
 from tacit.adapt._views import View, logits_of, patch_orders, shuffle_patches
@@ -81,34 +81,36 @@ def test_filters_by_hand() -> None:
     x = torch.tensor([[0.0, 0.0, -1e4, -1e4], [0.0] * 4, [50.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
     assert eata().keep(View(logits=x)).tolist() == [False, False, True]
     assert sar().keep(View(logits=x)).tolist() == [False, False, True]
-    assert Certain(0.51).keep(View(logits=x), entropy(x)).tolist() == [True, False, True]
-    assert Certain(0.5).keep(View(logits=x), torch.tensor([math.log(2), 0.0, math.log(4) / 2])).tolist()[1] is True
+    assert EntropyFilter(0.51).keep(View(logits=x), entropy(x)).tolist() == [True, False, True]
+    assert (
+        EntropyFilter(0.5).keep(View(logits=x), torch.tensor([math.log(2), 0.0, math.log(4) / 2])).tolist()[1] is True
+    )
     shuffled = torch.tensor([[0.3, 0.3, 0.2, 0.2], [0.25] * 4, [0.79, 0.07, 0.07, 0.07]], dtype=torch.float64)
     view = View(logits=x, shuffled=shuffled)
-    torch.testing.assert_close(view.destroyed(), torch.tensor([0.2, 0.0, 0.21], dtype=torch.float64))
+    torch.testing.assert_close(view.plpd(), torch.tensor([0.2, 0.0, 0.21], dtype=torch.float64))
     assert deyo(margin=2.0, threshold=0.2).keep(view).tolist() == [False, False, True]  # more than, not at
     assert deyo(margin=2.0, threshold=0.1).keep(view).tolist() == [True, False, True]
-    assert Structured(-0.1).keep(view, entropy(x)).tolist() == [True, True, True]
+    assert PLPDFilter(-0.1).keep(view, entropy(x)).tolist() == [True, True, True]
 
 
 def test_at_the_threshold_nobody_passes() -> None:
     """H < margin ln K and |cos| < similarity, strictly."""
     view = View(logits=torch.zeros(1, 4, dtype=torch.float64))
     unsure = torch.tensor([0.4 * view.scale], dtype=torch.float64)
-    assert not Certain(0.4).keep(view, unsure).item()
-    unlike = View(logits=torch.tensor([[1e4, 0.0]]), usual=torch.tensor([0.0, 1.0]))
-    assert not Unusual(0.0).keep(unlike, unsure).item()
-    assert Unusual(1e-6).keep(unlike, unsure).item()
+    assert not EntropyFilter(0.4).keep(view, unsure).item()
+    unlike = View(logits=torch.tensor([[1e4, 0.0]]), mean_probs=torch.tensor([0.0, 1.0]))
+    assert not RedundancyFilter(0.0).keep(unlike, unsure).item()
+    assert RedundancyFilter(1e-6).keep(unlike, unsure).item()
 
 
 def test_unusual_is_the_cosine_to_the_average() -> None:
     view = View(logits=seen(tent())[1].detach())
-    assert Unusual().keep(view, torch.zeros(ROWS)).all()  # nothing to compare with yet
-    usual = torch.tensor([0.7, 0.1, 0.1, 0.05, 0.05], dtype=torch.float64)
+    assert RedundancyFilter().keep(view, torch.zeros(ROWS)).all()  # nothing to compare with yet
+    mean_probs = torch.tensor([0.7, 0.1, 0.1, 0.05, 0.05], dtype=torch.float64)
     p = view.logits.softmax(1)
-    cosines = [float(row @ usual / row.norm() / usual.norm()) for row in p]
+    cosines = [float(row @ mean_probs / row.norm() / mean_probs.norm()) for row in p]
     limit = sorted(cosines)[2] + 1e-9
-    kept = Unusual(limit).keep(View(logits=view.logits, usual=usual), torch.zeros(ROWS)).tolist()
+    kept = RedundancyFilter(limit).keep(View(logits=view.logits, mean_probs=mean_probs), torch.zeros(ROWS)).tolist()
     assert kept == [c < limit for c in cosines]
     assert sum(kept) == 3
 
@@ -124,18 +126,18 @@ def test_filters_use_the_methods_own_uncertainty() -> None:
 
 
 def test_private_forms_keep_only_filters_that_see_one_row() -> None:
-    assert [type(f) for f in eata().private_filters] == [Certain]
-    assert [type(f) for f in deyo().private_filters] == [Certain, Structured]
-    assert sar().private_filters == (Certain(0.4),)
+    assert [type(f) for f in eata().private_filters] == [EntropyFilter]
+    assert [type(f) for f in deyo().private_filters] == [EntropyFilter, PLPDFilter]
+    assert sar().private_filters == (EntropyFilter(0.4),)
 
 
 def test_published_constants() -> None:
-    assert eata().filters == (Certain(0.4), Unusual(0.05))
+    assert eata().filters == (EntropyFilter(0.4), RedundancyFilter(0.05))
     assert eata().certainty_weight == 0.4
     assert sar().sharpness == 0.05
     assert sar().recovery is not None
     assert sar().recovery * math.log(1000) == pytest.approx(0.2, abs=5e-4)
-    assert deyo().filters == (Certain(0.5), Structured(0.2))
+    assert deyo().filters == (EntropyFilter(0.5), PLPDFilter(0.2))
     assert deyo().patches == 4
     assert (deyo().certainty_weight, deyo().structure_weight) == (0.4, True)
     assert [come(base).name for base in ("tent", "eata", "sar", "deyo")] == [
@@ -153,9 +155,9 @@ def test_published_constants() -> None:
 
 
 def test_only_the_certainty_filter_is_asked_again() -> None:
-    assert sar(margin=0.3).second_filters == (Certain(0.3),)
+    assert sar(margin=0.3).second_filters == (EntropyFilter(0.3),)
     assert tent().second_filters == ()
-    assert Method(filters=(Unusual(),), filter_again=True).second_filters == (Certain(),)
+    assert Method(filters=(RedundancyFilter(),), filter_again=True).second_filters == (EntropyFilter(),)
 
 
 @pytest.mark.parametrize("patches", [1, 2, 4])

@@ -45,9 +45,9 @@ def test_an_odd_image_is_blank_and_moves_nobody(value: float, make: Any) -> None
     odd = BATCH.clone()
     odd[2] = value
     logits, found = step(odd, make)
-    usual, whole = step(BATCH, make)
+    mean_probs, whole = step(BATCH, make)
     others = torch.arange(ROWS) != 2
-    assert torch.equal(logits[others], usual[others])
+    assert torch.equal(logits[others], mean_probs[others])
     blanked = BATCH.clone()
     blanked[2] = 0.0
     assert torch.allclose(logits[2], step(blanked, make)[0][2], atol=1e-5)

@@ -51,26 +51,26 @@ def test_eata_filters_twice_and_remembers_what_it_kept() -> None:
     model = net()
     margin, similarity = 0.95, 0.99
     anchor = fisher(model, images(4, seed=5), public=True)
-    adapter = EATA(model, margin=margin, similarity=similarity, anchor=anchor, pull_strength=2.0, **OPTIONS)
+    adapter = EATA(model, margin=margin, similarity=similarity, anchor=anchor, fisher_alpha=2.0, **OPTIONS)
     pull = lambda n, p: 2.0 * 2 * anchor.importance[n] * (p - anchor.origin[n])  # noqa: E731
     twin = slow(adapter, model, Loss(margin=margin), clip=1.0, pull=pull)
-    usual: Tensor | None = None
+    mean_probs: Tensor | None = None
     second_filter_bites, updates = False, 0
     for batch in BATCHES:
         p = twin.model(batch).detach().softmax(1)
         kept = certain(twin.model, batch, margin)
-        if usual is not None:
-            like = [abs(float(row @ usual / row.norm() / usual.norm())) < similarity for row in p]
+        if mean_probs is not None:
+            like = [abs(float(row @ mean_probs / row.norm() / mean_probs.norm())) < similarity for row in p]
             second_filter_bites |= any(k and not u for k, u in zip(kept, like, strict=True))
             kept = [k and u for k, u in zip(kept, like, strict=True)]
         adapter(batch)
         if any(kept):
             twin.descend(mean_of(twin, batch, kept))
             mean = torch.stack([row for row, k in zip(p, kept, strict=True) if k]).mean(0)
-            usual = mean if usual is None else 0.9 * usual + 0.1 * mean
+            mean_probs = mean if mean_probs is None else 0.9 * mean_probs + 0.1 * mean
             updates += 1
         assert_same(adapter, twin)
-        torch.testing.assert_close(adapter.memory.usual, usual)
+        torch.testing.assert_close(adapter.memory.mean_probs, mean_probs)
     assert second_filter_bites
     assert updates >= 2
 
@@ -85,7 +85,7 @@ def test_sar_takes_two_passes_and_filters_after_each(come: bool) -> None:
     if come:
         adapter = Adapter(model, replace(adapter.method, uncertainty=opinion), **OPTIONS)
     twin = slow(adapter, model, Loss(), clip=1.0, radius=radius)
-    mood: float | None = None
+    ema_entropy: float | None = None
     bites = False
     for batch in BATCHES:
         adapter(batch)
@@ -101,9 +101,9 @@ def test_sar_takes_two_passes_and_filters_after_each(come: bool) -> None:
         if gradient is not None:
             twin.descend(gradient)
             mean = float(losses.mean().detach())
-            mood = mean if mood is None else 0.9 * mood + 0.1 * mean
+            ema_entropy = mean if ema_entropy is None else 0.9 * ema_entropy + 0.1 * mean
         assert_same(adapter, twin)
-        assert adapter.memory.mood == pytest.approx(mood)
+        assert adapter.memory.ema_entropy == pytest.approx(ema_entropy)
     assert bites
 
 
@@ -115,13 +115,13 @@ def test_sar_goes_back_to_the_source_and_forgets_why() -> None:
     adapter = SAR(model, margin=10.0, radius=1e-6, recovery=h * 0.9, share=1.0, **OPTIONS)
     fresh = copy.deepcopy(adapter.origin)
     adapter(BATCHES[0])
-    assert adapter.memory.mood == pytest.approx(float(losses.mean()), rel=1e-4)
+    assert adapter.memory.ema_entropy == pytest.approx(float(losses.mean()), rel=1e-4)
     assert norm_of({n: p.detach() - fresh[n] for n, p in adapter.parameters.items()}) > 0
-    adapter.memory.mood = 0.0  # as if the loss had collapsed: 0.9 * 0 + 0.1 * loss is below the threshold
+    adapter.memory.ema_entropy = 0.0  # as if the loss had collapsed: 0.9 * 0 + 0.1 * loss is below the threshold
     adapter(BATCHES[1])
     assert all(torch.equal(p, fresh[n]) for n, p in adapter.parameters.items())
-    assert adapter.memory.mood is None
-    assert not adapter.optimiser.state
+    assert adapter.memory.ema_entropy is None
+    assert not adapter.optimizer.state
     adapter(BATCHES[0])  # and then it begins anew
     other = SAR(net(), margin=10.0, radius=1e-6, recovery=h * 0.9, share=1.0, **OPTIONS)
     other(BATCHES[0])
@@ -155,7 +155,7 @@ def test_deyo_filters_by_certainty_and_structure() -> None:
     assert len(kinds) >= 3  # each filter decided for some row
 
 
-def nobody(make: Callable[..., Adapter], **more: Any) -> Adapter:
+def zero_sum(make: Callable[..., Adapter], **more: Any) -> Adapter:
     return make(net(), margin=-1.0, **more, **OPTIONS)
 
 
@@ -163,15 +163,15 @@ def nobody(make: Callable[..., Adapter], **more: Any) -> Adapter:
 def test_where_nobody_passes_nothing_changes(make: Callable[..., Adapter]) -> None:
     """Not even the anchor pulls, and nothing is remembered."""
     more = {"anchor": fisher(net(), images(3), public=True)} if make is EATA else {}
-    adapter = nobody(make, **more)
+    adapter = zero_sum(make, **more)
     for parameter in adapter.parameters.values():
         parameter.data += 0.1
     before = {n: p.detach().clone() for n, p in adapter.parameters.items()}
     expected = adapter.model(BATCHES[0]).detach()
     torch.testing.assert_close(adapter(BATCHES[0]), expected)
     assert all(torch.equal(p, before[n]) for n, p in adapter.parameters.items())
-    assert adapter.memory.usual is None
-    assert adapter.memory.mood is None
+    assert adapter.memory.mean_probs is None
+    assert adapter.memory.ema_entropy is None
     assert adapter.steps == 1
 
 

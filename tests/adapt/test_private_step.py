@@ -254,7 +254,7 @@ def test_a_mask_of_classes_is_the_whole_world() -> None:
 
 def test_adam_by_its_formula() -> None:
     model = net()
-    adapter = private(Tent, model, optimiser="adam", lr=0.01)
+    adapter = private(Tent, model, optimizer="adam", lr=0.01)
     twin = slow(adapter, model, Loss(), CLIP)
     m = {n: torch.zeros_like(p) for n, p in twin.parameters().items()}
     v = {n: torch.zeros_like(p) for n, p in twin.parameters().items()}

@@ -100,7 +100,7 @@ def in_a_child(work: Callable[[], None]) -> int:
 EXACT: dict[str, dict[str, Any]] = {
     "independent": {},
     "correlated": {"form": DP(10.0, clip=CLIP, noise="correlated", horizon=5)},
-    "adam": {"optimiser": "adam", "lr": 0.01},
+    "adam": {"optimizer": "adam", "lr": 0.01},
     "sar": {"make": SAR},
     "adaptive": {"form": DP(10.0, clip=AdaptiveQuantile(CLIP))},
     "deyo": {"make": DeYO, "form": DP(10.0, clip=CLIP, filters="per-sample"), "threshold": 0.0, "margin": 1.0},
@@ -123,11 +123,11 @@ def test_after_a_clean_save_all_goes_on_exactly(case: str, tmp_path: Path) -> No
     run(second, 3, 7, units)
     assert same_bits(whole, second)
     assert not same_bits(first, second)
-    assert (whole.memory.mood, whole.memory.bound) == (second.memory.mood, second.memory.bound)
-    a, b = (adapter.optimiser.state_dict()["state"] for adapter in (whole, second))
+    assert (whole.memory.ema_entropy, whole.memory.bound) == (second.memory.ema_entropy, second.memory.bound)
+    a, b = (adapter.optimizer.state_dict()["state"] for adapter in (whole, second))
     assert a.keys() == b.keys()
     assert all(torch.equal(value, b[i][key]) for i, own in a.items() for key, value in own.items())
-    assert whole.attendance._seen == second.attendance._seen
+    assert whole.participation._seen == second.participation._seen
     assert torch.equal(whole.generator.get_state(), second.generator.get_state())
     assert all(torch.equal(whole.origin[n], second.origin[n]) for n in whole.origin)
 
@@ -138,12 +138,12 @@ def test_in_another_process_too(tmp_path: Path) -> None:
     adapter = run(fresh(tmp_path / "parts", SAR, form), 0, 3)
     save_adapter(adapter, tmp_path / "checkpoint")
 
-    def go_on() -> None:
+    def resume_after_lease() -> None:
         other = fresh(tmp_path / "parts", SAR, form)
         assert resume_adapter(other, tmp_path / "checkpoint")
         save_adapter(run(other, 3, 6), tmp_path / "later")
 
-    assert in_a_child(go_on) == 0
+    assert in_a_child(resume_after_lease) == 0
     third = fresh(tmp_path / "parts", SAR, form)
     assert resume_adapter(third, tmp_path / "later")
     assert same_bits(whole, third)
@@ -444,7 +444,7 @@ def test_another_folder_for_what_is_private(tmp_path: Path) -> None:
     refused(fresh(tmp_path), tmp_path, "Who took part", private=tmp_path)
     third = fresh(tmp_path)
     assert resume_adapter(third, tmp_path / "checkpoint", private=tmp_path / "b")
-    assert third.attendance._seen == adapter.attendance._seen
+    assert third.participation._seen == adapter.participation._seen
 
 
 def test_before_the_first_step_nothing_is_charged(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from obvious import Curious, apart, images, net, norm_of
 from torch import Tensor
 
 from tacit.adapt import COME, DP, EATA, SAR, Adapter, DeYO, Tent, entropy, fisher
-from tacit.adapt._participation import Attendance
+from tacit.adapt._participation import Participation
 from tacit.gradients import AdaptiveQuantile, Automatic, PerLayer
 from tacit.privacy import Ledger
 
@@ -48,7 +48,7 @@ def sum_of(name: str, batch: Tensor, units: Tensor | None = None) -> dict[str, T
         adapter = make(
             net().float(), privacy=form, batch_size=ROWS, curator=curator, ledger=Ledger("sqlite://"), **options
         )
-        adapter.attendance = Attendance(contributions=1 << 30, separation=1)  # only the sums matter here
+        adapter.participation = Participation(contributions=1 << 30, separation=1)  # only the sums matter here
         adapter(BATCH)
         _made[name] = adapter, curator
     adapter, curator = _made[name]
@@ -169,5 +169,5 @@ def test_what_follows_the_noise_reads_no_rows() -> None:
             adapter(images(ROWS, seed=100 * seed + step))
         memory = adapter.memory
         states.append([p.detach().clone() for p in adapter.parameters.values()])
-        assert (memory.usual, memory.mood, memory.last, memory.bound) == (None, None, None, None)
+        assert (memory.mean_probs, memory.ema_entropy, memory.last, memory.bound) == (None, None, None, None)
     assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))

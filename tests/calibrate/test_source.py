@@ -54,13 +54,13 @@ def test_laplace_noise_is_exactly_sensitivity_over_epsilon(
     statistic: Statistic, removed: float, replaced: float, neighbours: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    sampler = mechanisms.dp.m.then_laplace
+    sampler = _mechanisms.dp.m.then_laplace
 
     def spy(scale: float, **options: Any) -> Any:
         seen.append(scale)
         return sampler(scale=scale, **options)
 
-    monkeypatch.setattr(mechanisms.dp.m, "then_laplace", spy)
+    monkeypatch.setattr(_mechanisms.dp.m, "then_laplace", spy)
     one = source(neighbours=neighbours)
     answer = one.answer(query(statistic=statistic, amount=0.25))
     expected = (removed if neighbours == "add-remove" else replaced) / 0.25

@@ -84,7 +84,7 @@ def test_a_bar_on_a_terminal() -> None:
 
 def test_plain_lines_are_few(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("tacit.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("tacit.progress._progress.time.monotonic", lambda: now[0])
     with Bar(Console(file=io.StringIO())) as progress:
         for step in range(1, 101):
             now[0] += 0.3
@@ -100,7 +100,7 @@ def test_spent_is_never_rounded_below_the_truth() -> None:
 
 def test_help_loads_nothing_slow() -> None:
     code = (
-        "import sys, tacit.cli.main; slow = {'torch', 'scipy', 'matplotlib', 'sqlalchemy', 'tacit.report'};"
+        "import sys, tacit.cli._main; slow = {'torch', 'scipy', 'matplotlib', 'sqlalchemy', 'tacit.report'};"
         "assert not slow & set(sys.modules), slow & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

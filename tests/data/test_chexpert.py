@@ -46,7 +46,7 @@ def home(tmp_path: Path) -> Path:
 def test_a_patient_is_a_unit(home: Path) -> None:
     data = chexpert(home / "train.csv", home, size=8, rows=3)
     assert isinstance(data, Records)
-    assert (len(data), data.chances, data.most_rows, data.scored_by) == (3, 3, 3, "row")
+    assert (len(data), data.uniforms, data.most_rows, data.scored_by) == (3, 3, 3, "row")
     assert data.classes == COMPETITION
     rows = data.rows(torch.tensor([2, 0, 1]), None)  # an evaluation: all images
     assert rows.inputs.shape == (9, 1, 8, 8)
@@ -58,15 +58,15 @@ def test_a_patient_is_a_unit(home: Path) -> None:
 
 def test_the_images_of_a_step_are_drawn_without_replacement(home: Path) -> None:
     data = chexpert(home / "train.csv", home, size=4, rows=3)
-    chances = torch.rand(600, 3, generator=torch.Generator().manual_seed(1)).clamp_min(1e-9)
-    rows = data.rows(torch.ones(600, dtype=torch.long), chances)
+    uniforms = torch.rand(600, 3, generator=torch.Generator().manual_seed(1)).clamp_min(1e-9)
+    rows = data.rows(torch.ones(600, dtype=torch.long), uniforms)
     levels = (rows.inputs.mean((1, 2, 3)) * 255).round().view(600, 3)
     assert all(len(set(three)) == 3 for three in levels.tolist())
     # each of 7 images is in a draw of 3 with probability 3/7: 257 of 600 expected, standard deviation 12, 7 of them
     counts = [int((levels == level).sum()) for level in (40, *range(80, 200, 20))]
     assert sum(counts) == 1800
     assert all(abs(count - 1800 / 7) < 85 for count in counts)
-    few = data.rows(torch.tensor([0]), chances[:1])
+    few = data.rows(torch.tensor([0]), uniforms[:1])
     assert few.owner.tolist() == [0]
 
 
@@ -85,7 +85,7 @@ def test_missing_images_are_listed_and_broken_ones_are_nan(home: Path) -> None:
     assert [file.name for file in data.skipped] == ["view1_frontal.jpg"]
     assert len(data) == 2
     broken.write_bytes(b"no image any more")
-    rows = data.rows(torch.tensor([0, 1]), torch.rand(2, data.chances).clamp_min(1e-9))
+    rows = data.rows(torch.tensor([0, 1]), torch.rand(2, data.uniforms).clamp_min(1e-9))
     assert rows.inputs[0].isnan().all()
     assert rows.inputs[1:].isfinite().all()
     assert data.inputs._broken == {broken}

@@ -79,10 +79,10 @@ def test_units_that_have_owners_are_grouped_once_more() -> None:
 def test_a_patient_with_several_videos_is_one_unit(videos: VideoClips) -> None:
     """The clips of a patient are those that each video would show with the same chances; labels may differ."""
     patients = videos.group_by(["x", "y", "y", "x"], unit="patient")
-    assert (patients.unit, len(patients), patients.chances, patients.most_rows) == ("patient", 2, 4, 4)
-    fate = torch.rand(2, 4)
-    rows = patients.rows(torch.tensor([1, 0]), fate)
-    alone = videos.rows(torch.tensor([1, 2, 0, 3]), fate.view(4, 2))
+    assert (patients.unit, len(patients), patients.uniforms, patients.most_rows) == ("patient", 2, 4, 4)
+    drawn_uniforms = torch.rand(2, 4)
+    rows = patients.rows(torch.tensor([1, 0]), drawn_uniforms)
+    alone = videos.rows(torch.tensor([1, 2, 0, 3]), drawn_uniforms.view(4, 2))
     assert torch.equal(rows.inputs, alone.inputs)
     assert rows.labels.tolist() == [1, 1, 0, 0, 0, 0, 1, 1]
     assert rows.owner.tolist() == [0] * 4 + [1] * 4
@@ -102,10 +102,10 @@ def test_at_most_so_many_members_are_shown_and_everybody_can_be() -> None:
         users.group_by([0, 0, 0, 0, 1, 1], unit="household", at_most=2),
         Table(INPUTS, LABELS).group_by([0, 0, 0, 0, 1, 1], unit="household", at_most=2),
     ):
-        assert (homes.most_rows, homes.chances) == (2, 2)
+        assert (homes.most_rows, homes.uniforms) == (2, 2)
         seen: set[float] = set()
-        for fate in torch.rand(200, 2, 2):
-            rows = homes.rows(torch.arange(2), fate)
+        for drawn_uniforms in torch.rand(200, 2, 2):
+            rows = homes.rows(torch.arange(2), drawn_uniforms)
             assert rows.owner.tolist() == [0, 0, 1, 1]
             assert len(set(rows.inputs[:, 0].tolist())) == 4
             seen |= set(rows.inputs[:, 0].tolist())

@@ -14,14 +14,14 @@ INPUTS, LABELS = torch.arange(12.0).view(6, 2), torch.tensor([0, 1, 2, 0, 1, 2])
 OWNERS = torch.tensor([7, 3, 7, 7, 3, 9])  # units in the order of their numbers: 3, 7, 9
 
 
-def everything(table: Table, chances: Tensor | None = None) -> Any:
-    return table.rows(torch.arange(len(table)), chances)
+def everything(table: Table, uniforms: Tensor | None = None) -> Any:
+    return table.rows(torch.arange(len(table)), uniforms)
 
 
 def test_rows_are_their_own_units_unless_somebody_owns_them() -> None:
     alone, owned = Table(INPUTS, LABELS), Table(INPUTS, LABELS, OWNERS)
-    assert (len(alone), alone.most_rows, alone.chances) == (6, 1, 0)
-    assert (len(owned), owned.most_rows, owned.chances) == (3, 3, 0)
+    assert (len(alone), alone.most_rows, alone.uniforms) == (6, 1, 0)
+    assert (len(owned), owned.most_rows, owned.uniforms) == (3, 3, 0)
     rows = owned.rows(torch.tensor([2, 0]), None)
     assert torch.equal(rows.inputs, INPUTS[[5, 1, 4]])
     assert torch.equal(rows.labels, LABELS[[5, 1, 4]])
@@ -35,11 +35,11 @@ def test_rows_are_their_own_units_unless_somebody_owns_them() -> None:
 def test_at_most_so_many_rows_of_a_unit_each_as_likely() -> None:
     """Two of five: ten pairs, each a tenth of 4,000 draws (chi-square, false alarm 1e-7)."""
     table = Table(torch.arange(6.0)[:, None], torch.zeros(6, dtype=torch.long), [0, 0, 0, 0, 0, 1], rows_each=2)
-    assert (table.most_rows, table.chances) == (2, 2)
+    assert (table.most_rows, table.uniforms) == (2, 2)
     generator = torch.Generator().manual_seed(0)
     counts: dict[tuple[float, ...], int] = {}
-    for fate in torch.rand(4000, 1, 2, generator=generator, dtype=torch.float64):
-        pair = tuple(table.rows(torch.tensor([0]), 1 - fate).inputs.flatten().tolist())
+    for drawn_uniforms in torch.rand(4000, 1, 2, generator=generator, dtype=torch.float64):
+        pair = tuple(table.rows(torch.tensor([0]), 1 - drawn_uniforms).inputs.flatten().tolist())
         counts[pair] = counts.get(pair, 0) + 1
     assert len(counts) == 10
     assert all(a < b for a, b in counts)
@@ -62,15 +62,15 @@ def test_what_a_unit_shows_depends_on_its_own_chances() -> None:
     owners = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2])
     table = Table(images, labels, owners, rows_each=2, augment=3)
     assert table.most_rows == 6
-    assert table.chances == 2 + 6 * 3
-    fate = torch.rand(3, table.chances)
-    all_three = everything(table, fate)
+    assert table.uniforms == 2 + 6 * 3
+    drawn_uniforms = torch.rand(3, table.uniforms)
+    all_three = everything(table, drawn_uniforms)
     assert all_three.owner.bincount().tolist() == [6, 6, 6]
     for unit in range(3):
-        other = torch.rand(3, table.chances)
-        other[unit] = fate[unit]
+        other = torch.rand(3, table.uniforms)
+        other[unit] = drawn_uniforms[unit]
         mine = everything(table, other)
-        alone = table.rows(torch.tensor([unit]), fate[unit : unit + 1])
+        alone = table.rows(torch.tensor([unit]), drawn_uniforms[unit : unit + 1])
         assert torch.equal(mine.inputs[mine.owner == unit], alone.inputs)
         assert torch.equal(all_three.inputs[all_three.owner == unit], alone.inputs)
         assert torch.equal(all_three.labels[all_three.owner == unit], alone.labels)
@@ -80,13 +80,13 @@ def test_views_are_those_of_the_units_own_numbers() -> None:
     torch.manual_seed(0)
     images, labels = torch.rand(4, 1, 6, 6), torch.tensor([3, 1, 4, 1])
     table = Table(images, labels, augment=2, views=FlipAndShift(shift=1))
-    fate = torch.rand(2, table.chances)
-    rows = table.rows(torch.tensor([2, 0]), fate)
+    drawn_uniforms = torch.rand(2, table.uniforms)
+    rows = table.rows(torch.tensor([2, 0]), drawn_uniforms)
     assert rows.owner.tolist() == [0, 0, 1, 1]
     assert rows.labels.tolist() == [4, 4, 3, 3]
     views = FlipAndShift(shift=1)
     for place, (image, numbers) in enumerate(
-        (images[i], fate[unit, 3 * k : 3 * k + 3]) for unit, i in enumerate((2, 0)) for k in range(2)
+        (images[i], drawn_uniforms[unit, 3 * k : 3 * k + 3]) for unit, i in enumerate((2, 0)) for k in range(2)
     ):
         assert torch.equal(rows.inputs[place], views(image[None], numbers[None])[0])
     assert torch.equal(everything(table).inputs, images)  # an evaluation changes nothing

@@ -19,7 +19,7 @@ TEXTS = ["good film", "a very very dull plot", "bad", "the plot so good so very 
 def test_rows_are_padded_to_a_bucket_and_masked() -> None:
     texts = data.Texts(tokenizer(), TEXTS, [1, 0, 0, 1], bucket=4, max_length=10)
     assert isinstance(texts, Records)
-    assert (len(texts), texts.most_rows, texts.chances) == (4, 1, 0)
+    assert (len(texts), texts.most_rows, texts.uniforms) == (4, 1, 0)
     short = texts.rows(torch.tensor([2, 0]), None)
     assert short.inputs["input_ids"].tolist() == [[2, 5, 3, 0], [2, 4, 6, 3]]
     assert short.inputs["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
@@ -57,7 +57,7 @@ def test_next_tokens_are_the_texts_themselves() -> None:
 
 def test_messages_of_people() -> None:
     texts = data.Texts(tokenizer(), TEXTS, [1, 0, 0, 1], owners=[7, 3, 7, 3], rows_each=1, bucket=4)
-    assert (len(texts), texts.most_rows, texts.chances) == (2, 1, 1)
+    assert (len(texts), texts.most_rows, texts.uniforms) == (2, 1, 1)
     assert texts.grouped
     assert texts.sizes is not None
     assert texts.sizes.tolist() == [12, 4]

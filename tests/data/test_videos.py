@@ -86,9 +86,9 @@ def test_each_clip_begins_in_its_own_part_of_the_time(
     films: dict[int, Path], length: int, clips: int, frames: int, stride: int, seed: int
 ) -> None:
     data = VideoClips([films[length]], [0], clips=clips, frames=frames, stride=stride)
-    chances = torch.rand(1, clips, generator=torch.Generator().manual_seed(seed)).clamp_min(1e-9)
-    chances[0, seed % clips] = (1.0, 1e-12)[seed % 2]  # the ends of the range
-    shown = numbers(data.rows(torch.tensor([0]), chances).inputs)
+    uniforms = torch.rand(1, clips, generator=torch.Generator().manual_seed(seed)).clamp_min(1e-9)
+    uniforms[0, seed % clips] = (1.0, 1e-12)[seed % 2]  # the ends of the range
+    shown = numbers(data.rows(torch.tensor([0]), uniforms).inputs)
     starts = max(length - (frames - 1) * stride, 1)
     assert len(shown) == clips
     for place, clip in enumerate(shown):
@@ -100,7 +100,7 @@ def test_each_clip_begins_in_its_own_part_of_the_time(
 def test_rows_have_their_form_and_their_owner(films: dict[int, Path]) -> None:
     data = VideoClips([films[40], films[200]], [7, 5], clips=3, frames=4, size=(8, 12), colour=True)
     assert isinstance(data, Records)
-    assert (len(data), data.chances, data.most_rows, data.scored_by) == (2, 3, 3, "unit")
+    assert (len(data), data.uniforms, data.most_rows, data.scored_by) == (2, 3, 3, "unit")
     rows = data.rows(torch.tensor([1, 0]), torch.full((2, 3), 0.5))
     assert rows.inputs.shape == (6, 4, 3, 8, 12)
     assert rows.inputs.dtype == torch.float32
@@ -108,7 +108,7 @@ def test_rows_have_their_form_and_their_owner(films: dict[int, Path]) -> None:
     assert rows.labels.tolist() == [5, 5, 5, 7, 7, 7]
     assert rows.owner.tolist() == [0, 0, 0, 1, 1, 1]
     assert data.rows(torch.tensor([], dtype=torch.long), torch.empty(0, 3)).inputs.shape == (0, 4, 3, 8, 12)
-    with pytest.raises(ValueError, match="chances"):
+    with pytest.raises(ValueError, match="uniforms"):
         data.rows(torch.tensor([0]), torch.rand(1, 2))
 
 
@@ -161,8 +161,8 @@ def test_a_file_that_breaks_later_makes_its_unit_nan_and_nothing_else(films: dic
     copy = Path(shutil.copy(films[40], tmp_path / "copy.mp4"))
     data = VideoClips([films[10], copy], [0, 1], clips=2, frames=3)
     copy.write_bytes(b"no video any more")
-    for chances in (None, torch.rand(2, 2)):
-        shown = data.rows(torch.tensor([1, 0]), chances).inputs
+    for uniforms in (None, torch.rand(2, 2)):
+        shown = data.rows(torch.tensor([1, 0]), uniforms).inputs
         assert shown[:2].isnan().all()
         assert shown[2:].isfinite().all()
     assert data._broken == {copy}

@@ -26,8 +26,8 @@ def test_every_pixel_comes_from_where_it_should() -> None:
     for flip in (0, 1):
         for down in range(5):
             for right in range(5):
-                fate = torch.tensor([[(0.3, 0.7)[flip], (down + 0.5) / 5, (right + 0.5) / 5]])
-                found = views(image[None], fate)[0]
+                drawn_uniforms = torch.tensor([[(0.3, 0.7)[flip], (down + 0.5) / 5, (right + 0.5) / 5]])
+                found = views(image[None], drawn_uniforms)[0]
                 assert torch.equal(found, by_hand(image, flip == 0, down - 2, right - 2))
 
 
@@ -44,22 +44,22 @@ def test_shifts_are_equally_likely() -> None:
     """In (0, 1] cut into equal parts, each shift has one part: counted on a fine grid."""
     places = (torch.arange(9000, dtype=torch.float64) + 1) / 9000
     image = torch.arange(9.0).view(1, 1, 1, 9).expand(9000, 1, 1, 9)
-    fate = torch.stack([torch.ones(9000), torch.ones(9000), places], 1)
-    middle = FlipAndShift(flip=False, shift=4)(image, fate)[:, 0, 0, 4]
+    drawn_uniforms = torch.stack([torch.ones(9000), torch.ones(9000), places], 1)
+    middle = FlipAndShift(flip=False, shift=4)(image, drawn_uniforms)[:, 0, 0, 4]
     assert middle.long().bincount().tolist() == [1000] * 9
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (3, 6, 6), (2, 3, 6, 6)])
 def test_a_row_depends_on_its_own_numbers_alone(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    rows, fate = torch.rand(5, *shape), torch.rand(5, 3)
+    rows, drawn_uniforms = torch.rand(5, *shape), torch.rand(5, 3)
     views = FlipAndShift()
-    found = views(rows, fate)
+    found = views(rows, drawn_uniforms)
     assert found.shape == rows.shape
     for i in range(5):
-        assert torch.equal(views(rows[i : i + 1], fate[i : i + 1])[0], found[i])
+        assert torch.equal(views(rows[i : i + 1], drawn_uniforms[i : i + 1])[0], found[i])
     others, fates = torch.rand(5, *shape), torch.rand(5, 3)
-    others[2], fates[2] = rows[2], fate[2]
+    others[2], fates[2] = rows[2], drawn_uniforms[2]
     assert torch.equal(views(others, fates)[2], found[2])
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tacit import tune
 from tacit.adapt import DP, Tent
-from tacit.finetune import DPGD, DPSGD, DPZO, GEP, AdpClip, Classes, Optimiser, fit
+from tacit.finetune import DPGD, DPSGD, DPZO, GEP, AdpClip, Classes, Optimizer, fit
 from tacit.finetune._evaluation import right_by_unit
 from tacit.finetune._sources import as_records
 from tacit.privacy import Ledger, grid_sum
@@ -92,7 +92,7 @@ KINDS: dict[str, Callable[[int], Callable[[Tensor], Any]]] = {
 odd_rows = st.tuples(st.sampled_from(sorted(KINDS)), st.integers(0, 10**6)).map(lambda told: KINDS[told[0]](told[1]))
 
 
-def optimiser(name: str) -> tuple[Optimiser, float]:
+def optimizer(name: str) -> tuple[Optimizer, float]:
     """An optimiser whose every step asks everybody that it draws, and the joint bound of its sum."""
     if name == "GEP":
         public = (torch.randn(12, WIDTH, generator=torch.Generator().manual_seed(5)), torch.arange(12) % 3)
@@ -113,7 +113,7 @@ def asked(name: str, data: People, dtype: torch.dtype, microbatch: int | None = 
         fit(
             Picky(dtype),
             data,
-            optimiser=optimiser(name)[0],
+            optimizer=optimizer(name)[0],
             epsilon=math.inf,
             delta=1e-5,
             size=PEOPLE,
@@ -141,7 +141,7 @@ def apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     microbatch=st.sampled_from([None, 7]),
 )
 def test_training(name: str, seed: int, place: int, first: Any, second: Any, microbatch: int | None) -> None:
-    bound = optimiser(name)[1]
+    bound = optimizer(name)[1]
     dtype = torch.float32
     a, b, gone = (asked(name, People(seed, dtype, place, odd), dtype, microbatch) for odd in (first, second, zero))
     assert apart(a, gone) <= bound * STRICT

@@ -114,7 +114,7 @@ class ByHand:
             self.weights = {n: w - rate * self.first[n] for n, w in self.weights.items()}
         self.past.append(dict(self.weights))
 
-    def handed_out(self) -> Weights:
+    def averaged_weights(self) -> Weights:
         update = self.update
         if update.average == "swa":
             last = [w for t, w in enumerate(self.past) if t >= update.swa_start * self.steps]
@@ -149,7 +149,7 @@ def train(
         with torch.no_grad():
             for name, p in parameters.items():
                 p.copy_(hand.weights[name])
-    return hand.handed_out()
+    return hand.averaged_weights()
 
 
 def weights(model: nn.Module) -> Weights:

@@ -9,30 +9,30 @@ import pytest
 from by_hand import SEED, net, people
 from torch import nn
 
-from tacit.finetune import Optimiser, fit
+from tacit.finetune import Optimizer, fit
 from tacit.privacy import Ledger
 
 SIZE = 20
 
 
-def trained(folder: Path, optimiser: Optimiser, **more: Any) -> nn.Module:
+def trained(folder: Path, optimizer: Optimizer, **more: Any) -> nn.Module:
     folder.mkdir(exist_ok=True)
     model = net()
     options: dict[str, Any] = {"epsilon": 5.0, "delta": 1e-5, "size": SIZE, "scheme": "full", "head": "keep"}
     options |= {"seed": SEED, "checkpoint": folder / "run.safetensors", "every": 2}
     with Ledger(f"sqlite:///{folder / 'ledger.db'}") as ledger:
-        fit(model, people(), optimiser=optimiser, ledger=ledger, **(options | more))
+        fit(model, people(), optimizer=optimizer, ledger=ledger, **(options | more))
     return model
 
 
-def whole_and_interrupted(folder: Path, optimiser: Optimiser, at: int) -> tuple[nn.Module, nn.Module]:
+def whole_and_interrupted(folder: Path, optimizer: Optimizer, at: int) -> tuple[nn.Module, nn.Module]:
     """The models of both; the second was stopped in step `at`, after its draw and before its release."""
 
     def stop(step: int, _: object) -> None:
         if step == at:
             raise KeyboardInterrupt
 
-    whole = trained(folder / "whole", optimiser)
+    whole = trained(folder / "whole", optimizer)
     with pytest.raises(KeyboardInterrupt):
-        trained(folder / "parts", optimiser, curator=stop)
-    return whole, trained(folder / "parts", optimiser)
+        trained(folder / "parts", optimizer, curator=stop)
+    return whole, trained(folder / "parts", optimizer)

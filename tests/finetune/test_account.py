@@ -9,7 +9,7 @@ from by_hand import net, people
 from dp_accounting.pld import PLDAccountant
 from scipy.stats import norm
 
-from tacit.finetune import DPGD, DPSGD, Optimiser, fit, plan
+from tacit.finetune import DPGD, DPSGD, Optimizer, fit, plan
 from tacit.finetune._account import Meter, Promise, open_account
 from tacit.privacy import Budget, Ledger, Mode, Neighbours, Unit, events
 
@@ -56,7 +56,7 @@ def test_replacing_costs_twice_the_noise() -> None:
 
 def test_what_fit_charges_is_what_it_promises(ledger: Ledger) -> None:
     fitted = fit(
-        net(), people(), optimiser=DPGD(steps=7), epsilon=1.5, delta=DELTA, size=20, scheme="full", ledger=ledger
+        net(), people(), optimizer=DPGD(steps=7), epsilon=1.5, delta=DELTA, size=20, scheme="full", ledger=ledger
     )
     assert delta_of(1.5, math.sqrt(7) / fitted.noise_multiplier) == pytest.approx(DELTA, rel=1e-3)
     assert fitted.guarantee.epsilon == pytest.approx(1.5, rel=1e-4)
@@ -66,18 +66,18 @@ def test_what_fit_charges_is_what_it_promises(ledger: Ledger) -> None:
     assert charge.body["event"]["event"]["noise_multiplier"] == fitted.noise_multiplier
 
 
-@pytest.mark.parametrize("optimiser", [DPSGD(batch=20, steps=40), DPGD(steps=40)])
+@pytest.mark.parametrize("optimizer", [DPSGD(batch=20, steps=40), DPGD(steps=40)])
 @pytest.mark.parametrize("stops", [False, True])
-def test_the_meter_is_never_below_the_truth_nor_above_the_budget(optimiser: Optimiser, stops: bool) -> None:
+def test_the_meter_is_never_below_the_truth_nor_above_the_budget(optimizer: Optimizer, stops: bool) -> None:
     budget = Budget(3.0, DELTA)
     promise = Promise(budget=budget, unit=Unit.SAMPLE, neighbours=Neighbours.ADD_REMOVE, size=200, stops=stops)
-    account = open_account(optimiser, promise, Ledger("sqlite://"), None)
-    meter = Meter(optimiser, account)
+    account = open_account(optimizer, promise, Ledger("sqlite://"), None)
+    meter = Meter(optimizer, account)
     seen = [meter(t) for t in range(41)]
     assert seen[0] == 0
     assert seen == sorted(seen)
     assert seen[-1] <= 3.0
-    rate = optimiser.sampler.rate(200)
+    rate = optimizer.sampler.rate(200)
     for t in (1, 10, 40):
         if rate < 1:
             assert seen[t] >= 0.995 * independent(rate, account.scale, t)
@@ -87,13 +87,13 @@ def test_the_meter_is_never_below_the_truth_nor_above_the_budget(optimiser: Opti
 
 def test_the_meter_says_the_whole_budget_where_it_knows_no_quick_bound() -> None:
     promise = Promise(budget=Budget(3.0, DELTA), unit=Unit.SAMPLE, neighbours=Neighbours.REPLACE_ONE, size=200)
-    optimiser = DPSGD(batch=20, steps=4)
-    meter = Meter(optimiser, open_account(optimiser, promise, Ledger("sqlite://"), None))
+    optimizer = DPSGD(batch=20, steps=4)
+    meter = Meter(optimizer, open_account(optimizer, promise, Ledger("sqlite://"), None))
     assert [meter(t) for t in (0, 1, 4)] == [0.0, 3.0, 3.0]
 
 
 @pytest.mark.parametrize(
-    ("optimiser", "stops", "mode"),
+    ("optimizer", "stops", "mode"),
     [
         (DPSGD(batch=20, steps=40), False, Mode.PLAN),
         (DPSGD(batch=20, steps=40), True, Mode.RENYI),
@@ -102,23 +102,23 @@ def test_the_meter_says_the_whole_budget_where_it_knows_no_quick_bound() -> None
     ],
 )
 def test_a_new_subject_is_declared_in_the_mode_that_suits(
-    optimiser: Optimiser, stops: bool, mode: Mode, ledger: Ledger
+    optimizer: Optimizer, stops: bool, mode: Mode, ledger: Ledger
 ) -> None:
     promise = Promise(
         budget=Budget(3.0, DELTA), unit=Unit.SAMPLE, neighbours=Neighbours.ADD_REMOVE, size=200, stops=stops
     )
-    account = open_account(optimiser, promise, ledger, "clinic")
+    account = open_account(optimizer, promise, ledger, "clinic")
     (subject,) = ledger.subjects()
     assert subject.terms.mode is mode
     account.charge("finetune", "")
     assert ledger.spent("clinic").epsilon <= 3.0 * (1 + 1e-9)
-    if optimiser.sampler.rate(200) < 1:
+    if optimizer.sampler.rate(200) < 1:
         assert independent(0.1, account.scale, 40) <= 3.0 * (1 + 5e-3)
 
 
 def test_a_subject_of_other_people_is_refused(ledger: Ledger) -> None:
     ledger.subject("clinic", Budget(3.0, DELTA), unit="patient")
-    call: dict[str, Any] = {"optimiser": DPGD(steps=2), "epsilon": 1.0, "delta": DELTA, "size": 20, "scheme": "full"}
+    call: dict[str, Any] = {"optimizer": DPGD(steps=2), "epsilon": 1.0, "delta": DELTA, "size": 20, "scheme": "full"}
     with pytest.raises(ValueError, match="has the unit patient, and this run says sample"):
         fit(net(), people(), ledger=ledger, subject="clinic", **call)
     assert len(ledger.entries()) == 1

@@ -38,8 +38,8 @@ def by_formula(shape: dict[str, Any], t: int, steps: int) -> float:
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s["noise"])
 def test_every_schedule_is_the_papers_and_meets_the_target_in_another_accountant(shape: dict[str, Any]) -> None:
     steps, q = 5, 0.1
-    optimiser = AdpAlloc(batch=10, steps=steps, **shape)
-    event = plan(optimiser, epsilon=2.0, delta=1e-5, size=100)
+    optimizer = AdpAlloc(batch=10, steps=steps, **shape)
+    event = plan(optimizer, epsilon=2.0, delta=1e-5, size=100)
     sigmas = [leaf.event.noise_multiplier for leaf in event.events]
     assert sigmas == pytest.approx([sigmas[0] * by_formula(shape, t, steps) for t in range(steps)], rel=1e-12)
     accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=1e-3)
@@ -70,7 +70,7 @@ def test_a_run_by_hand() -> None:
     update = Update(lr=0.3, momentum=0.5)
     model = net()
     options: dict[str, Any] = {"epsilon": 5.0, "delta": 1e-5, "size": 20, "scheme": "full", "head": "keep"}
-    fitted = fit(model, data, optimiser=FALLING, seed=SEED, **options)
+    fitted = fit(model, data, optimizer=FALLING, seed=SEED, **options)
     other = net()
     parameters = dict(other.named_parameters())
     hand, units = ByHand(update, weights(other), steps), one_row_units(*data)

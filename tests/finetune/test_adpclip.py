@@ -38,7 +38,7 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def asker(expected: float = 24.0, **options: Any) -> QuantileAsker:
+def query(expected: float = 24.0, **options: Any) -> QuantileAsker:
     found = QuantileClip(**options).open(net(), loss, expected=expected, microbatch=None)
     assert isinstance(found, QuantileAsker)
     return found
@@ -55,7 +55,7 @@ def norms(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
 @pytest.mark.parametrize(("quantile", "begin"), [(0.25, 8.0), (0.75, 0.1)])
 def test_without_noise_the_clip_finds_the_true_quantile(quantile: float, begin: float) -> None:
     inputs, labels = people()
-    asked = asker(clip=begin, quantile=quantile)
+    asked = query(clip=begin, quantile=quantile)
     rows = Rows(inputs, labels, torch.arange(24))
     for _ in range(160):
         asked.gradient(asked.sum(rows).sum)
@@ -67,7 +67,7 @@ def test_without_noise_the_clip_finds_the_true_quantile(quantile: float, begin: 
 
 def test_one_update_is_the_papers() -> None:
     inputs, labels = people()
-    asked = asker(clip=0.7, quantile=0.5, rate=0.2)
+    asked = query(clip=0.7, quantile=0.5, rate=0.2)
     share = float((norms(net(), (inputs, labels)) <= 0.7).double().mean())
     asked.gradient(asked.sum(Rows(inputs, labels, torch.arange(24))).sum)
     assert asked.clip.bound == pytest.approx(0.7 * math.exp(-0.2 * (share - 0.5)), rel=1e-12)
@@ -75,11 +75,11 @@ def test_one_update_is_the_papers() -> None:
 
 @pytest.mark.parametrize("z", [0.4, 1.0, 7.0])
 def test_gradient_and_count_together_are_what_was_charged(z: float) -> None:
-    split = asker(expected=64.0, count_noise=3.6).split(z) if z < 7.2 else None
+    split = query(expected=64.0, count_noise=3.6).split(z) if z < 7.2 else None
     assert split is not None
     assert split["count"] * 0.5 == pytest.approx(3.6)  # relative to its bound of a half
     assert split["gradient"] == pytest.approx((z**-2 - (2 * 3.6) ** -2) ** -0.5, rel=1e-12)
-    for given in (split, asker(expected=64.0).split(z)):
+    for given in (split, query(expected=64.0).split(z)):
         assert given is not None
         assert events.joint_noise(given.values()) == pytest.approx(z, rel=1e-12)
 
@@ -95,10 +95,10 @@ def test_one_draw_is_one_joint_gaussian() -> None:
 def test_a_run_by_hand() -> None:
     data, steps, batch, sigma = people(), 4, 8, 1.5
     model = net()
-    optimiser = AdpClip(
+    optimizer = AdpClip(
         batch=batch, steps=steps, clip=0.6, quantile=0.4, rate=0.5, count_noise=sigma, lr=0.3, momentum=0
     )
-    fitted = fit(model, data, optimiser=optimiser, seed=SEED, **OPTIONS)
+    fitted = fit(model, data, optimizer=optimizer, seed=SEED, **OPTIONS)
     z = (fitted.noise_multiplier**-2 - (2 * sigma) ** -2) ** -0.5
     other, units, clip = net(), one_row_units(*data), 0.6
     for t in range(steps):
@@ -119,15 +119,15 @@ def test_a_run_by_hand() -> None:
 def test_too_little_noise_on_the_count_is_refused_before_the_charge(tmp_path: Path) -> None:
     with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
         with pytest.raises(ValueError, match=r"count_noise=0.1 .* above half the noise"):
-            fit(net(), people(), optimiser=AdpClip(batch=8, steps=4, count_noise=0.1), ledger=ledger, **OPTIONS)
+            fit(net(), people(), optimizer=AdpClip(batch=8, steps=4, count_noise=0.1), ledger=ledger, **OPTIONS)
         assert "charge" not in {entry.kind for entry in ledger.entries()}
     with pytest.raises(ValueError, match="use AdpClip"):
         DPSGD(batch=8, steps=4, clip=AdaptiveQuantile(1.0))
 
 
 def test_the_clip_cannot_run_away() -> None:
-    asked = asker(clip=1.0, rate=50.0)
-    total = asked.nobody().sum
+    asked = query(clip=1.0, rate=50.0)
+    total = asked.zero_sum().sum
     for _ in range(5):
         asked.gradient(total | {"count": torch.tensor(1e9)})
     assert asked.clip.bound == pytest.approx(1e-6)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from by_hand import SEED, clipped_sum, flat, gap, key, net, one_row_units, people, released, shaped, weights
 
-from tacit.finetune import DPFTRL, Correlated, Optimiser, Passes, Poisson, fit, plan
+from tacit.finetune import DPFTRL, Correlated, Optimizer, Passes, Poisson, fit, plan
 from tacit.privacy import Budget, Ledger, Neighbours
 from tacit.privacy.correlated import Strategy
 from tacit.privacy.events import StreamDpEvent
@@ -42,8 +42,8 @@ def test_everybody_is_in_one_batch_of_each_pass_and_never_nearer(people_: int, b
 
 @pytest.mark.parametrize(("strategy", "passes"), [("buffered", 1), ("buffered", 3), ("banded:4", 3), ("full", 2)])
 def test_the_noise_has_the_covariance_and_the_scale_of_its_strategy(strategy: str, passes: int) -> None:
-    optimiser = DPFTRL(batches=4, passes=passes, strategy=strategy)
-    event = optimiser.event(1.5, 100)
+    optimizer = DPFTRL(batches=4, passes=passes, strategy=strategy)
+    event = optimizer.event(1.5, 100)
     assert isinstance(event, StreamDpEvent)
     C = matrix(strategy_of(event))
     n = len(C)
@@ -52,7 +52,7 @@ def test_the_noise_has_the_covariance_and_the_scale_of_its_strategy(strategy: st
     with Ledger("sqlite://") as ledger:
         ledger.subject("s", Budget(9.0, 1e-5), neighbours=Neighbours.REPLACE_ONE)
         receipt = ledger.charge("s", event, stage="test", note="", seed=1)
-        release = optimiser.noise.releases(receipt)
+        release = optimizer.noise.releases(receipt)
         zero = torch.zeros(40_000, dtype=torch.float64)
         total: Any = SimpleNamespace(sum={"w": zero}, bounds={"gradient": 0.5}, blocks={"gradient": ("w",)})
         seen = torch.stack([release(total, None)["w"] for _ in range(n)]).numpy()
@@ -74,25 +74,25 @@ def test_a_replacement_in_another_batch_costs_no_more_than_two_units(strategy: s
 
 
 def test_a_run_is_one_charge_and_one_gaussian(tmp_path: Path) -> None:
-    optimiser = DPFTRL(batches=5, passes=2, lr=0.1)
-    assert optimiser.steps == 10
+    optimizer = DPFTRL(batches=5, passes=2, lr=0.1)
+    assert optimizer.steps == 10
     with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
-        fitted = fit(net(), people(), optimiser=optimiser, ledger=ledger, neighbours="replace-one", **OPTIONS)
+        fitted = fit(net(), people(), optimizer=optimizer, ledger=ledger, neighbours="replace-one", **OPTIONS)
         charges = [entry for entry in ledger.entries() if entry.kind == "charge"]
     assert len(charges) == 1
     event = charges[0].body["event"]
     assert (event["type"], event["contributions"], event["separation"], event["steps"]) == ("PassesDpEvent", 2, 5, 10)
     assert fitted.noise_multiplier == pytest.approx(8.4494, abs=1e-4)  # of one release at epsilon 1, delta 1e-6
     assert fitted.guarantee.epsilon == pytest.approx(1.0, abs=1e-6)
-    zero_out = plan(optimiser, epsilon=1.0, delta=1e-6, size=24, neighbours="zero-out")
+    zero_out = plan(optimizer, epsilon=1.0, delta=1e-6, size=24, neighbours="zero-out")
     assert zero_out.noise_multiplier == pytest.approx(8.4494 / 2, abs=1e-4)
 
 
 def test_a_run_by_hand() -> None:
     data, batches, clip = people(), 3, 0.5
     model, other, units = net(), net(), one_row_units(*data)
-    optimiser = DPFTRL(batches=batches, passes=2, clip=clip, strategy="banded:2", lr=0.3, momentum=0)
-    fitted = fit(model, data, optimiser=optimiser, seed=SEED, neighbours="replace-one", **OPTIONS)
+    optimizer = DPFTRL(batches=batches, passes=2, clip=clip, strategy="banded:2", lr=0.3, momentum=0)
+    fitted = fit(model, data, optimizer=optimizer, seed=SEED, neighbours="replace-one", **OPTIONS)
     C = np.eye(6) + 0.5 * np.eye(6, k=-1)  # the first two coefficients of the square root
     fresh = np.stack([key().normals(t, 43).numpy() for t in range(6)])
     mixed, multiplier = torch.from_numpy(np.linalg.solve(C, fresh)), fitted.noise_multiplier * math.sqrt(2 * 1.25)
@@ -105,15 +105,15 @@ def test_a_run_by_hand() -> None:
 
 
 def test_what_it_cannot_promise_is_refused_before_the_charge(tmp_path: Path) -> None:
-    optimiser = DPFTRL(batches=5)
+    optimizer = DPFTRL(batches=5)
     with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
         with pytest.raises(ValueError, match="neighbours='replace-one' or 'zero-out'"):
-            fit(net(), people(), optimiser=optimiser, ledger=ledger, size=24, **OPTIONS)
+            fit(net(), people(), optimizer=optimizer, ledger=ledger, size=24, **OPTIONS)
         with pytest.raises(ValueError, match="leave checkpoint= out"):
             fit(
                 net(),
                 people(),
-                optimiser=optimiser,
+                optimizer=optimizer,
                 ledger=ledger,
                 neighbours="replace-one",
                 checkpoint=tmp_path / "c",
@@ -121,9 +121,9 @@ def test_what_it_cannot_promise_is_refused_before_the_charge(tmp_path: Path) -> 
             )
         assert ledger.entries() == []
     with pytest.raises(ValueError, match="use Passes"):
-        Optimiser(name="odd", steps=3, sampler=Poisson(4), noise=Correlated())
+        Optimizer(name="odd", steps=3, sampler=Poisson(4), noise=Correlated())
     with pytest.raises(ValueError, match="are 6 steps, not 7"):
-        Optimiser(name="odd", steps=7, sampler=Passes(3, 2), noise=Correlated())
+        Optimizer(name="odd", steps=7, sampler=Passes(3, 2), noise=Correlated())
     with pytest.raises(ValueError, match="no noise called"):
         DPFTRL(batches=4, strategy="pink")
     with pytest.raises(ValueError, match="at least 1"):

@@ -13,15 +13,15 @@ from torch.nn import functional
 
 from tacit.data._records import Rows
 from tacit.finetune import DPZO, fit
-from tacit.finetune._zeroth_order import SlopeAsker, Slopes
+from tacit.finetune._zeroth_order import SlopeAsker, ZerothOrderQuery
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def asker(model: nn.Module, microbatch: int | None = None, **options: Any) -> SlopeAsker:
-    found = Slopes(**options).open(model, loss, expected=1.0, microbatch=microbatch)
+def query(model: nn.Module, microbatch: int | None = None, **options: Any) -> SlopeAsker:
+    found = ZerothOrderQuery(**options).open(model, loss, expected=1.0, microbatch=microbatch)
     assert isinstance(found, SlopeAsker)
     return found
 
@@ -30,7 +30,7 @@ def directions(step: int, count: int = 1, **options: Any) -> list[dict[str, Tens
     """The directions of a step: what a released slope of one in each of them would move."""
     found = []
     for place in range(count):
-        asked = asker(net(), directions=count, **options)
+        asked = query(net(), directions=count, **options)
         asked.load({"step": torch.tensor(step)})
         found.append(asked.gradient({"slopes": count * functional.one_hot(torch.tensor(place), count).double()}))
     return found
@@ -45,7 +45,7 @@ def slope(model: nn.Module, inputs: Tensor, labels: Tensor, z: dict[str, Tensor]
 def test_slopes_are_directional_derivatives_of_each_unit(microbatch: int | None) -> None:
     inputs, labels = people()
     owner = torch.arange(24) // 3
-    asked = asker(net(), microbatch, directions=2, clip=0.8)
+    asked = query(net(), microbatch, directions=2, clip=0.8)
     total = asked.sum(Rows(inputs, labels, owner))
     truth = [
         [slope(net(), inputs[3 * u : 3 * u + 3], labels[3 * u : 3 * u + 3], z) for u in range(8)]
@@ -62,7 +62,7 @@ def test_directions_are_standard_normal_and_new_in_every_step() -> None:
     first, again, other = (torch.cat([v.flatten() for v in directions(t)[0].values()]) for t in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-    wide = Slopes().open(nn.Linear(100, 100), loss, expected=1.0, microbatch=None)
+    wide = ZerothOrderQuery().open(nn.Linear(100, 100), loss, expected=1.0, microbatch=None)
     z = wide.gradient({"slopes": torch.ones(1)})["weight"]
     assert abs(float(z.mean())) < 0.05  # five standard deviations: false alarm below 1e-6
     assert abs(float(z.var()) - 1) < 0.08
@@ -71,8 +71,8 @@ def test_directions_are_standard_normal_and_new_in_every_step() -> None:
 def test_one_unit_moves_the_sum_by_no_more_than_its_bound() -> None:
     inputs, labels = people(6)
     owner = torch.tensor([0, 0, 1, 1, 2, 2])
-    asked = asker(net(), clip=0.3, directions=2)
-    bound = asked.nobody().bounds["slopes"]
+    asked = query(net(), clip=0.3, directions=2)
+    bound = asked.zero_sum().bounds["slopes"]
     without = asked.sum(Rows(inputs[2:], labels[2:], owner[2:] - 1)).sum["slopes"]
     for value in (0.0, 1.0, -1e3, 1e30, 1e300, math.nan, math.inf, -math.inf):
         hostile = inputs.clone()
@@ -101,7 +101,7 @@ def test_parameters_come_back_bit_for_bit_even_after_an_error() -> None:
         assert not found.requires_grad
         return found
 
-    asked = Slopes(scale=0.1).open(model, failing, expected=1.0, microbatch=None)
+    asked = ZerothOrderQuery(scale=0.1).open(model, failing, expected=1.0, microbatch=None)
     asked.sum(Rows(inputs.float(), labels, torch.arange(24)))  # which checks the model as well
     calls.clear()
     pulled.fill_(True)
@@ -119,9 +119,9 @@ def test_parameters_come_back_bit_for_bit_even_after_an_error() -> None:
 def test_a_run_by_hand() -> None:
     data, steps, batch, clip = people(), 4, 8, 0.7
     model, other, units = net(), net(), one_row_units(*data)
-    optimiser = DPZO(batch=batch, steps=steps, clip=clip, directions=2, lr=0.05, momentum=0)
+    optimizer = DPZO(batch=batch, steps=steps, clip=clip, directions=2, lr=0.05, momentum=0)
     options: dict[str, Any] = {"epsilon": 5.0, "delta": 1e-5, "size": 20, "scheme": "full", "head": "keep"}
-    fitted = fit(model, data, optimiser=optimiser, seed=SEED, **options)
+    fitted = fit(model, data, optimizer=optimizer, seed=SEED, **options)
     for t in range(steps):
         chosen = [units[i] for i in drawn(t, len(units), batch / 20)]
         noise = fitted.noise_multiplier * clip * math.sqrt(2) * key().normals(t, 2)
@@ -143,7 +143,7 @@ def test_a_model_that_mixes_rows_is_refused_without_a_backward() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.as_tensor(self.head(x - x.mean(0)))
 
-    asked = Slopes().open(Mixing(), loss, expected=1.0, microbatch=None)
+    asked = ZerothOrderQuery().open(Mixing(), loss, expected=1.0, microbatch=None)
     with pytest.raises(ValueError, match="Rows are mixed"):
         asked.check(torch.zeros(1, 4), torch.zeros(1, dtype=torch.long))
 

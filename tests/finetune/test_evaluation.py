@@ -14,7 +14,7 @@ from torch import nn
 from tacit.data._records import Rows
 from tacit.data._tensor_records import Table
 from tacit.finetune import DPGD, DPSGD, Classes, Evaluation, Fitted, fit
-from tacit.finetune._evaluation import Judge
+from tacit.finetune._evaluation import Evaluator
 from tacit.finetune._loop import Run
 from tacit.finetune._sources import as_records
 from tacit.privacy import Budget, BudgetExceeded, Ledger, Neighbours, ReceiptError, Unit, events
@@ -25,7 +25,7 @@ STEPS = 12
 
 def run(ledger: Ledger, evaluate: Evaluation | None, **more: Any) -> Fitted:
     options: dict[str, Any] = {
-        "optimiser": DPGD(steps=STEPS, lr=0.1),
+        "optimizer": DPGD(steps=STEPS, lr=0.1),
         "epsilon": 4.0,
         "delta": 1e-5,
         "size": 20,
@@ -41,7 +41,7 @@ def run(ledger: Ledger, evaluate: Evaluation | None, **more: Any) -> Fitted:
 def worse_and_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores that fall: patience runs out."""
     scores = iter(range(100, 0, -1))
-    monkeypatch.setattr(Judge, "__call__", lambda *_: {"accuracy": float(next(scores))})
+    monkeypatch.setattr(Evaluator, "__call__", lambda *_: {"accuracy": float(next(scores))})
 
 
 def refund(ledger: Ledger, subject: str = "clinic") -> list[dict[str, Any]]:
@@ -78,8 +78,8 @@ def test_a_public_score_is_exact_and_free(ledger: Ledger) -> None:
 
 def test_the_score_is_of_the_weights_that_are_handed_out(ledger: Ledger) -> None:
     inputs, labels = people(50, seed=9)
-    optimiser = DPGD(steps=STEPS, lr=0.5, average="ema", decay=0.9)
-    fitted = run(ledger, Evaluation(data=(inputs, labels), public=True), optimiser=optimiser)
+    optimizer = DPGD(steps=STEPS, lr=0.5, average="ema", decay=0.9)
+    fitted = run(ledger, Evaluation(data=(inputs, labels), public=True), optimizer=optimizer)
     right = (fitted.model(inputs).argmax(1) == labels).double().mean()
     assert fitted.scores["accuracy"] == pytest.approx(100 * float(right))
 
@@ -118,9 +118,9 @@ def test_one_held_out_patient_moves_the_sum_by_at_most_one(monkeypatch: pytest.M
         changed = torch.where(torch.arange(12) < 9, worst, labels)  # the first patient has nine rows
         owners = torch.tensor([0] * 9 + [1, 2, 3])
         told = Evaluation(data=(inputs, changed, owners), subject=f"h{len(sums)}", epsilon=1.0, size=4)
-        judge = Judge(told, as_records(told.data, Unit.PATIENT), Classes(3))
-        judge.charge(ledger, steps=1, unit="patient", neighbours="add-remove", seed=None)
-        judge(model)
+        evaluator = Evaluator(told, as_records(told.data, Unit.PATIENT), Classes(3))
+        evaluator.charge(ledger, steps=1, unit="patient", neighbours="add-remove", seed=None)
+        evaluator(model)
     assert sums[0] - sums[1] == pytest.approx(1.0, abs=1e-9)
 
 
@@ -128,7 +128,7 @@ def test_charged_rows_say_whose_they_are(ledger: Ledger) -> None:
     """Rows without owners would be counted one by one, and the guarantee is for patients."""
     inputs, labels = people()
     told = Evaluation(data=people(8), subject="held out", epsilon=1.0, size=8)
-    call: dict[str, Any] = {"optimiser": DPGD(steps=2), "epsilon": 1.0, "delta": 1e-5, "size": 8, "scheme": "full"}
+    call: dict[str, Any] = {"optimizer": DPGD(steps=2), "epsilon": 1.0, "delta": 1e-5, "size": 8, "scheme": "full"}
     data = (inputs, labels, torch.arange(24) // 3)
     with pytest.raises(ValueError, match="needs to know whose"):
         fit(net(), data, unit="patient", evaluate=told, ledger=ledger, **call)
@@ -137,9 +137,9 @@ def test_charged_rows_say_whose_they_are(ledger: Ledger) -> None:
 
 def test_private_data_are_never_looked_at_unpaid() -> None:
     told = Evaluation(data=people(), subject="held out", epsilon=1.0, size=20)
-    judge = Judge(told, as_records(told.data), Classes(3))
+    evaluator = Evaluator(told, as_records(told.data), Classes(3))
     with pytest.raises(ReceiptError, match="charged before"):
-        judge(net())
+        evaluator(net())
 
 
 def test_a_run_that_cannot_be_paid_for_returns_the_evaluations(ledger: Ledger) -> None:
@@ -167,7 +167,7 @@ def test_stopping_returns_the_rest_of_poisson_batches(ledger: Ledger, monkeypatc
     """At one order of Renyi divergence steps add up, so the refund is the share of those not made."""
     worse_and_worse(monkeypatch)
     told = Evaluation(data=people(), public=True, every=2, patience=2)
-    fitted = run(ledger, told, optimiser=DPSGD(batch=5, steps=STEPS))
+    fitted = run(ledger, told, optimizer=DPSGD(batch=5, steps=STEPS))
     assert fitted.steps == 6
     charge = next(entry.body for entry in ledger.entries() if entry.kind == "charge")
     (settled,) = refund(ledger)
@@ -181,18 +181,18 @@ def test_stopping_returns_the_rest_of_poisson_batches(ledger: Ledger, monkeypatc
 
 
 def test_a_plan_refunds_nothing_so_no_run_on_it_stops_early(ledger: Ledger) -> None:
-    optimiser = DPSGD(batch=5, steps=STEPS)
+    optimizer = DPSGD(batch=5, steps=STEPS)
     ledger.subject("clinic", Budget(4.0, 1e-5), plan=[events.poisson(0.25, events.gaussian(3.0), STEPS)])
     before = ledger.entries()
     with pytest.raises(ValueError, match="a plan refunds nothing"):
-        run(ledger, Evaluation(data=people(), public=True, every=2, patience=1), optimiser=optimiser)
+        run(ledger, Evaluation(data=people(), public=True, every=2, patience=1), optimizer=optimizer)
     assert ledger.entries() == before
 
 
 def test_scores_that_are_missing_count_for_nothing(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the evaluations that a kill has used up, nor an AUROC that does not exist."""
     scores = iter([{"accuracy": 5.0}, {}, {"accuracy": math.nan}, {"accuracy": 6.0}, {"accuracy": 5.0}, {}])
-    monkeypatch.setattr(Judge, "__call__", lambda *_: next(scores))
+    monkeypatch.setattr(Evaluator, "__call__", lambda *_: next(scores))
     fitted = run(ledger, Evaluation(data=people(), public=True, every=2, patience=1))
     assert fitted.steps == 10
 
@@ -260,7 +260,7 @@ def test_the_refund_covers_every_process_that_came_before(tmp_path: Path, monkey
 
     def call(every: int, scores: list[float], at: int | None = None) -> Fitted:
         left = iter(scores)
-        monkeypatch.setattr(Judge, "__call__", lambda *_: {"accuracy": next(left)})
+        monkeypatch.setattr(Evaluator, "__call__", lambda *_: {"accuracy": next(left)})
         with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
             return run(
                 ledger,
@@ -290,8 +290,8 @@ def test_not_private_and_stopping_early_can_be_taken_up(tmp_path: Path) -> None:
 
     def call(**more: Any) -> Fitted:
         with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
-            optimiser = DPSGD(batch=5, steps=STEPS)
-            return run(ledger, told, checkpoint=tmp_path / "run", epsilon=math.inf, optimiser=optimiser, **more)
+            optimizer = DPSGD(batch=5, steps=STEPS)
+            return run(ledger, told, checkpoint=tmp_path / "run", epsilon=math.inf, optimizer=optimizer, **more)
 
     in_a_child(lambda: call(curator=lambda step, _: die() if step == 3 else None))
     assert isinstance(call().model, nn.Module)
@@ -301,17 +301,19 @@ def test_a_unit_that_cannot_be_read_counts_as_wrong_and_nobody_hears_of_it(ledge
     """The noise is negligible here: what is left is 3 of 4."""
 
     class Broken(Table):
-        def rows(self, units: torch.Tensor, chances: torch.Tensor | None) -> Rows:
-            if chances is None and 2 in units.tolist() and self.ready:
+        def rows(self, units: torch.Tensor, uniforms: torch.Tensor | None) -> Rows:
+            if uniforms is None and 2 in units.tolist() and self.ready:
                 raise OSError("the file of the patient in bed 2")
-            return super().rows(units, chances)
+            return super().rows(units, uniforms)
 
         ready = False
 
     held_out = Broken(torch.eye(4), torch.arange(4))
-    judge = Judge(Evaluation(data=None, subject="held out", epsilon=1e12, delta=1e-5, size=4), held_out, Classes(4))
-    judge.charge(ledger, steps=1, unit=Unit.SAMPLE, neighbours=Neighbours.ADD_REMOVE, seed=None)
+    evaluator = Evaluator(
+        Evaluation(data=None, subject="held out", epsilon=1e12, delta=1e-5, size=4), held_out, Classes(4)
+    )
+    evaluator.charge(ledger, steps=1, unit=Unit.SAMPLE, neighbours=Neighbours.ADD_REMOVE, seed=None)
     held_out.ready = True
     model = torch.nn.Linear(4, 4, bias=False)
     torch.nn.init.eye_(model.weight)
-    assert judge(model)["accuracy"] == pytest.approx(75, abs=1)
+    assert evaluator(model)["accuracy"] == pytest.approx(75, abs=1)

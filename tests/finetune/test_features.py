@@ -39,7 +39,7 @@ def model() -> nn.Sequential:
 
 def run(made: nn.Module, data: Any, **more: Any) -> Any:
     options: dict[str, Any] = {
-        "optimiser": DPSGD(batch=8, steps=6, clip=0.5),
+        "optimizer": DPSGD(batch=8, steps=6, clip=0.5),
         "epsilon": 5.0,
         "delta": 1e-5,
         "size": 20,
@@ -166,7 +166,7 @@ def test_blocks_of_convolutions_are_pooled_over_places() -> None:
 def test_standardising_is_charged(ledger: Ledger) -> None:
     """Two releases before the steps, and the noise of the steps is what then fits: one Gaussian in all."""
     how = Standardise(noise=20.0, bound=2.0)
-    fitted = run(model(), people(), standardise=how, ledger=ledger, subject="clinic", optimiser=DPGD(steps=4))
+    fitted = run(model(), people(), standardise=how, ledger=ledger, subject="clinic", optimizer=DPGD(steps=4))
     charges = [entry for entry in ledger.entries() if entry.kind == "charge"]
     assert [charge.body["event"]["count"] for charge in charges] == [2, 4]
     assert charges[0].body["event"]["event"]["noise_multiplier"] == 20.0
@@ -178,8 +178,8 @@ def test_standardising_is_charged(ledger: Ledger) -> None:
 def test_standardising_is_folded_into_the_head(ledger: Ledger) -> None:
     """By hand: the noisy mean and scale, a head trained on (f - m) / s; the folded one says the same of f."""
     inputs, labels = people()
-    how, optimiser = Standardise(noise=20.0, bound=2.0), DPGD(steps=4, clip=0.5)
-    more: dict[str, Any] = {"ledger": ledger, "subject": "clinic", "optimiser": optimiser, "epsilon": math.inf}
+    how, optimizer = Standardise(noise=20.0, bound=2.0), DPGD(steps=4, clip=0.5)
+    more: dict[str, Any] = {"ledger": ledger, "subject": "clinic", "optimizer": optimizer, "epsilon": math.inf}
     fitted = run(model(), people(), standardise=how, **more)
     with torch.no_grad():
         found = model()[0](inputs)
@@ -191,7 +191,7 @@ def test_standardising_is_folded_into_the_head(ledger: Ledger) -> None:
     for parameter in head.parameters():
         nn.init.zeros_(parameter)
     end = train(
-        head, one_row_units(standard, labels), optimiser.update, steps=4, clip=0.5, rate=1.0, scale=0.0, divisor=20
+        head, one_row_units(standard, labels), optimizer.update, steps=4, clip=0.5, rate=1.0, scale=0.0, divisor=20
     )
     expected = standard @ end["weight"].T + end["bias"]
     assert torch.allclose(fitted.model(inputs), expected, atol=1e-5)

@@ -30,7 +30,7 @@ def public() -> tuple[Tensor, Tensor]:
     return people(60, seed=9)
 
 
-def asker(model: nn.Module | None = None, microbatch: int | None = None, **options: Any) -> SubspaceAsker:
+def query(model: nn.Module | None = None, microbatch: int | None = None, **options: Any) -> SubspaceAsker:
     settings: dict[str, Any] = {"dimensions": 6, "clip_embedding": 0.5, "clip_residual": 0.2}
     model = model or net()
     rows, labels = public()
@@ -80,30 +80,30 @@ def test_the_engine_builds_every_units_gradient(make: Any, microbatch: int | Non
 
 
 def test_the_basis_is_orthonormal_and_spans_the_main_directions() -> None:
-    basis = asker(power_iterations=200).basis
+    basis = query(power_iterations=200).basis
     assert torch.allclose(basis @ basis.T, torch.eye(6, dtype=torch.float64), atol=1e-10)
     main = torch.linalg.svd(gradients(net(), public())).Vh[:6]
     assert torch.allclose(basis.T @ basis, main.T @ main, atol=1e-3)
-    assert torch.equal(asker(power_iterations=2).basis, asker(power_iterations=2).basis)
-    assert torch.allclose(asker().basis, asker(microbatch=7).basis, atol=1e-9)
+    assert torch.equal(query(power_iterations=2).basis, query(power_iterations=2).basis)
+    assert torch.allclose(query().basis, query(microbatch=7).basis, atol=1e-9)
 
 
 def test_the_basis_follows_the_weights_when_it_is_due() -> None:
     model = net()
-    asked = asker(model, refresh=2)
+    asked = query(model, refresh=2)
     first = asked.basis
-    released = {name: torch.zeros_like(value) for name, value in asked.nobody().sum.items()}
+    released = {name: torch.zeros_like(value) for name, value in asked.zero_sum().sum.items()}
     next(model.parameters()).data += 0.5
     asked.gradient(released)
     assert torch.equal(asked.basis, first)
     asked.gradient(released)
     assert not torch.equal(asked.basis, first)
-    assert torch.equal(asked.basis, asker(model).basis)
+    assert torch.equal(asked.basis, query(model).basis)
 
 
 def test_with_a_full_basis_and_no_residual_it_is_dpsgd_with_rotated_noise() -> None:
     inputs, labels = people()
-    asked = asker(dimensions=NUMBERS, clip_embedding=0.5, residual=False)
+    asked = query(dimensions=NUMBERS, clip_embedding=0.5, residual=False)
     total = asked.sum(Rows(inputs, labels, torch.arange(24)))
     assert asked.split(1.3) == {"embedding": 1.3}
     noise = torch.randn(NUMBERS, dtype=torch.float64)
@@ -118,7 +118,7 @@ def test_one_unit_moves_each_part_by_no_more_than_its_bound() -> None:
     inputs, labels = people(6)
     inputs = inputs.float()
     owner = torch.tensor([0, 0, 1, 1, 2, 2])
-    asked = asker(net().float(), clip_embedding=0.3, clip_residual=0.1)
+    asked = query(net().float(), clip_embedding=0.3, clip_residual=0.1)
     without = asked.sum(Rows(inputs[2:], labels[2:], owner[2:])).sum
     reached = 0.0
     for value in (0.0, 1.0, -1e3, 1e18, 1e30, math.nan, math.inf):
@@ -137,11 +137,11 @@ def test_one_unit_moves_each_part_by_no_more_than_its_bound() -> None:
 
 def test_one_draw_is_one_joint_gaussian() -> None:
     """q = 0.01, T = 1000, joint z = 1, delta = 1e-5 is epsilon 1.828; two sampled events would claim 1.441."""
-    optimiser = GEP(public=public(), batch=10, steps=1000, dimensions=6)
-    found = accounting.guarantee(optimiser.event(1.0, 1000), delta=1e-5).epsilon
+    optimizer = GEP(public=public(), batch=10, steps=1000, dimensions=6)
+    found = accounting.guarantee(optimizer.event(1.0, 1000), delta=1e-5).epsilon
     assert found == pytest.approx(1.828, abs=2e-3)
     assert found > 1.441
-    split = asker().split(1.0)
+    split = query().split(1.0)
     assert split is not None
     assert events.joint_noise(split.values()) == pytest.approx(1.0, rel=1e-12)
     assert split["embedding"] == split["residual"]
@@ -151,8 +151,8 @@ def test_a_run_by_hand() -> None:
     data, steps, batch, clips = people(), 3, 8, (0.5, 0.2)
     model, other, units = net(), net(), one_row_units(*data)
     settings: dict[str, Any] = {"dimensions": 6, "clip_embedding": 0.5, "clip_residual": 0.2, "refresh": 2}
-    optimiser = GEP(public=public(), batch=batch, steps=steps, lr=0.3, momentum=0, **settings)
-    fitted = fit(model, data, optimiser=optimiser, seed=SEED, **OPTIONS)
+    optimizer = GEP(public=public(), batch=batch, steps=steps, lr=0.3, momentum=0, **settings)
+    fitted = fit(model, data, optimizer=optimizer, seed=SEED, **OPTIONS)
     multiplier = fitted.noise_multiplier * math.sqrt(2)
     for t in range(steps):
         if t % 2 == 0:
@@ -179,10 +179,10 @@ def test_public_rows_of_another_kind_are_refused_before_the_charge(tmp_path: Pat
     with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
         wrong = GEP(public=(torch.randn(9, 7).double(), torch.zeros(9).long()), batch=8, steps=3, dimensions=2)
         with pytest.raises(ValueError, match="public rows are not like the private ones"):
-            fit(net(), people(), optimiser=wrong, ledger=ledger, **OPTIONS)
+            fit(net(), people(), optimizer=wrong, ledger=ledger, **OPTIONS)
         large = GEP(public=public(), batch=8, steps=3, dimensions=50)
         with pytest.raises(ValueError, match="no subspace of 50 dimensions"):
-            fit(net(), people(), optimiser=large, ledger=ledger, **OPTIONS)
+            fit(net(), people(), optimizer=large, ledger=ledger, **OPTIONS)
         assert "charge" not in {entry.kind for entry in ledger.entries()}
     with pytest.raises(ValueError, match="span at most as many"):
         GEP(public=public(), batch=8, steps=3, dimensions=61)
@@ -196,7 +196,7 @@ def test_other_public_rows_are_another_run() -> None:
 
 
 def test_an_interrupted_run_ends_where_a_whole_one_does(tmp_path: Path) -> None:
-    optimiser = GEP(public=public(), batch=8, steps=5, dimensions=4, refresh=3, lr=0.3)
-    whole, parts = whole_and_interrupted(tmp_path, optimiser, at=3)  # goes on at step 2, with the basis of step 0
+    optimizer = GEP(public=public(), batch=8, steps=5, dimensions=4, refresh=3, lr=0.3)
+    whole, parts = whole_and_interrupted(tmp_path, optimizer, at=3)  # goes on at step 2, with the basis of step 0
     assert same_bits(whole, parts)
     assert not same_bits(whole, net())

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tacit.finetune import DPGD, DPSGD, DPZO, GEP, AdpClip, Optimiser, Task, fit
+from tacit.finetune import DPGD, DPSGD, DPZO, GEP, AdpClip, Optimizer, Task, fit
 from tacit.finetune._tasks import Classes
 from tacit.gradients import Engine, RowsMixed
 from tacit.privacy import Ledger
@@ -37,7 +37,7 @@ def people(count: int = 60) -> tuple[Tensor, Tensor]:
     return rows, torch.arange(count) % 3
 
 
-def optimisers() -> list[Optimiser]:
+def optimizers() -> list[Optimizer]:
     rows, labels = people(40)
     return [
         DPGD(steps=4),
@@ -48,19 +48,19 @@ def optimisers() -> list[Optimiser]:
     ]
 
 
-def run(optimiser: Optimiser, model: nn.Module, **more: Any) -> Ledger:
+def run(optimizer: Optimizer, model: nn.Module, **more: Any) -> Ledger:
     ledger = Ledger("sqlite://")
     options: dict[str, Any] = {"epsilon": 3.0, "delta": 1e-5, "size": 60, "scheme": "full", "ledger": ledger}
-    fit(model, people(), optimiser=optimiser, subject="a", head="keep", **(options | more))
+    fit(model, people(), optimizer=optimizer, subject="a", head="keep", **(options | more))
     return ledger
 
 
-@pytest.mark.parametrize("optimiser", optimisers(), ids=lambda o: o.name)
-def test_the_check_during_a_run_stops_it(optimiser: Optimiser) -> None:
+@pytest.mark.parametrize("optimizer", optimizers(), ids=lambda o: o.name)
+def test_the_check_during_a_run_stops_it(optimizer: Optimizer) -> None:
     """Every loop took the stop for a failing unit, tried again without the check, and went on."""
     seen: list[int] = []
     with pytest.raises(RowsMixed, match="Nothing of this step was released"):
-        run(optimiser, Marked(), curator=lambda step, _: seen.append(step))
+        run(optimizer, Marked(), curator=lambda step, _: seen.append(step))
     assert not seen  # it looks at the first step, before anything of it is summed
 
 
@@ -88,13 +88,13 @@ class Largest(Classes):
 
 
 @pytest.mark.parametrize("task", [OfTheBatch(3), Largest(3)], ids=repr)
-@pytest.mark.parametrize("optimiser", optimisers(), ids=lambda o: o.name)
-def test_a_loss_that_looks_at_other_rows_is_refused_by_every_optimiser(optimiser: Optimiser, task: Task) -> None:
+@pytest.mark.parametrize("optimizer", optimizers(), ids=lambda o: o.name)
+def test_a_loss_that_looks_at_other_rows_is_refused_by_every_optimiser(optimizer: Optimizer, task: Task) -> None:
     """DPZO looked at three rows with one label, once."""
     torch.manual_seed(0)
     seen: list[int] = []
     with pytest.raises(RowsMixed):
-        run(optimiser, nn.Sequential(nn.Linear(6, 3)), task=task, curator=lambda step, _: seen.append(step))
+        run(optimizer, nn.Sequential(nn.Linear(6, 3)), task=task, curator=lambda step, _: seen.append(step))
     assert not seen
 
 

@@ -24,7 +24,7 @@ def run(seed_of_torch: int, seed: int | None, sums: list[Any]) -> nn.Module:
     torch.manual_seed(seed_of_torch)
     options: dict[str, Any] = {"epsilon": 5.0, "delta": 1e-5, "size": 20, "scheme": "full", "head": "keep"}
     keep = lambda _, total: sums.append({n: v.clone() for n, v in total.sum.items()})  # noqa: E731
-    return fit(model, (inputs, labels), optimiser=DPGD(steps=2, clip=0.4), seed=seed, curator=keep, **options).model
+    return fit(model, (inputs, labels), optimizer=DPGD(steps=2, clip=0.4), seed=seed, curator=keep, **options).model
 
 
 def test_masks_do_not_follow_torchs_seed_and_come_again_with_the_key() -> None:

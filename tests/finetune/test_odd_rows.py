@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tacit._refusals import Problem, Refusal
 from tacit.data._records import Rows
-from tacit.finetune import DPGD, DPZO, GEP, AdpClip, Backbone, Optimiser, fit
+from tacit.finetune import DPGD, DPZO, GEP, AdpClip, Backbone, Optimizer, fit
 from tacit.finetune._evaluation import right_by_unit
 from tacit.finetune._features import extract
 from tacit.finetune._fit import rehearse
@@ -78,12 +78,12 @@ def people(count: int = COUNT) -> tuple[Tensor, Tensor]:
     return torch.randn(count, 6, generator=generator), torch.arange(count) % 3
 
 
-def summed(data: Any, optimiser: Optimiser, **more: Any) -> dict[str, Tensor]:
+def summed(data: Any, optimizer: Optimizer, **more: Any) -> dict[str, Tensor]:
     """The sum of the first step, before its noise."""
     found: list[dict[str, Tensor]] = []
     options: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-5, "size": len(data), "scheme": "full", "classes": 3}
     options |= {"curator": lambda _, total: found.append({n: v.clone() for n, v in total.sum.items()}), "seed": SEED}
-    fit(Picky(), data, optimiser=optimiser, **(options | more))
+    fit(Picky(), data, optimizer=optimizer, **(options | more))
     return found[0]
 
 
@@ -91,7 +91,7 @@ def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return math.sqrt(sum(float((a[n].double() - b[n].double()).square().sum()) for n in a))
 
 
-def optimisers() -> dict[str, tuple[Optimiser, float]]:
+def optimizers() -> dict[str, tuple[Optimizer, float]]:
     """Everybody takes part at a rate of 1; and how far one unit may move the sum."""
     inputs, labels = people(40)
     public = GEP(public=(inputs + 1, labels), batch=COUNT, steps=1, dimensions=4, clip_embedding=CLIP, lr=0.1)
@@ -103,15 +103,15 @@ def optimisers() -> dict[str, tuple[Optimiser, float]]:
     }
 
 
-@pytest.mark.parametrize("name", optimisers())
+@pytest.mark.parametrize("name", optimizers())
 @pytest.mark.parametrize("odd", ODD)
 def test_an_odd_row_adds_nothing_and_moves_nobody(odd: str, name: str) -> None:
     """Against the same people with that row a valid one: what is left is the one row's own term, within its bound."""
-    optimiser, bound = optimisers()[name]
+    optimizer, bound = optimizers()[name]
     inputs, labels = people()
-    found = summed(Files(inputs, labels, {PLACE: ODD[odd]}), optimiser)
-    whole = summed(Files(inputs, labels), optimiser)
-    muted = summed(Files(inputs, labels, {PLACE: _raises}), optimiser)
+    found = summed(Files(inputs, labels, {PLACE: ODD[odd]}), optimizer)
+    whole = summed(Files(inputs, labels), optimizer)
+    muted = summed(Files(inputs, labels, {PLACE: _raises}), optimizer)
     assert 0 < distance(found, whole) <= bound * (1 + 1e-9)
     assert distance(found, muted) == 0.0
 
@@ -120,9 +120,9 @@ def test_an_odd_row_adds_nothing_and_moves_nobody(odd: str, name: str) -> None:
 def test_six_thousand_equal_rows(odd: str) -> None:
     """The figure of the attack: unit by unit in float32 the sum moved by 1.0139 C. In place it moves by C at most."""
     inputs, labels = people(1)[0].expand(6000, 6).contiguous(), torch.zeros(6000, dtype=torch.long)
-    optimiser = DPGD(steps=1, clip=1e-3)
-    found = summed(Files(inputs, labels, {PLACE: ODD[odd]}), optimiser)
-    whole = summed(Files(inputs, labels), optimiser)
+    optimizer = DPGD(steps=1, clip=1e-3)
+    found = summed(Files(inputs, labels, {PLACE: ODD[odd]}), optimizer)
+    whole = summed(Files(inputs, labels), optimizer)
     assert 0.99e-3 < distance(found, whole) <= 1e-3 * (1 + 1e-9)
 
 
@@ -169,7 +169,7 @@ def test_the_curator_hears_of_every_unit_that_fails() -> None:
     curator.error = heard.append  # type: ignore[attr-defined]
     data = Files(inputs, labels, {30: _raises, 31: ODD["another shape"]})
     how: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-5, "size": 60, "scheme": "full", "classes": 3}
-    fit(Picky(), data, optimiser=DPGD(steps=2), curator=curator, **how)
+    fit(Picky(), data, optimizer=DPGD(steps=2), curator=curator, **how)
     said = [problem.details.splitlines()[0] for problem in heard]
     assert [line.split(":")[0] for line in said] == ["unit 30", "unit 31"] * 2
     assert "patient 4711" in heard[0].details
@@ -252,8 +252,8 @@ def test_a_unit_of_several_rows_keeps_one_blank_row() -> None:
 def test_an_odd_row_is_scored_as_wrong_and_changes_no_other_score(odd: str) -> None:
     inputs, labels = people()
     model = Picky().eval()
-    whole = right_by_unit(model, as_records((inputs, labels)), Classes(3), sure=True)
-    found = right_by_unit(model, as_records(Files(inputs, labels, {PLACE: ODD[odd]})), Classes(3), sure=True)
+    whole = right_by_unit(model, as_records((inputs, labels)), Classes(3), confidence=True)
+    found = right_by_unit(model, as_records(Files(inputs, labels, {PLACE: ODD[odd]})), Classes(3), confidence=True)
     others = torch.arange(COUNT) != PLACE
     assert torch.equal(found[others], whole[others])
     assert found[PLACE] == 0

@@ -22,7 +22,7 @@ INPUTS, LABELS = people()
 
 def call(ledger: Ledger, model: Any = None, data: Any = (INPUTS, LABELS), **more: Any) -> Any:
     options: dict[str, Any] = {
-        "optimiser": DPGD(steps=2),
+        "optimizer": DPGD(steps=2),
         "epsilon": 1.0,
         "delta": 1e-5,
         "size": 20,
@@ -198,7 +198,7 @@ def test_nothing_private_is_shown_to_anybody_but_the_curator(tmp_path: Path, cap
             fitted = call(
                 ledger,
                 data=(inputs, labels),
-                optimiser=DPSGD(batch=5, steps=3),
+                optimizer=DPSGD(batch=5, steps=3),
                 checkpoint=tmp_path / f"{i}.run",
                 curator=lambda step, total, private=private: private.append((step, total.private)),
                 progress=lambda *args, progress=progress, **more: progress.append((args, more)),

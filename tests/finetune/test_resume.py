@@ -43,7 +43,7 @@ def begin(folder: Path, **more: Any) -> Fitted:
     """The call that one makes again after a kill."""
     folder.mkdir(exist_ok=True)
     options: dict[str, Any] = {
-        "optimiser": DPSGD(**SGD),
+        "optimizer": DPSGD(**SGD),
         "epsilon": 5.0,
         "delta": 1e-5,
         "size": 20,
@@ -284,9 +284,9 @@ OTHERS: dict[str, dict[str, Any]] = {
     "label": {"data": _other_label()},
     "order": {"data": tuple(part.flip(0) for part in people())},
     "fewer people": {"data": tuple(part[:-1] for part in people())},
-    "learning rate": {"optimiser": DPSGD(**(SGD | {"lr": 0.06}))},
-    "clip": {"optimiser": DPSGD(**(SGD | {"clip": 0.6}))},
-    "steps": {"optimiser": DPSGD(**(SGD | {"steps": 7}))},
+    "learning rate": {"optimizer": DPSGD(**(SGD | {"lr": 0.06}))},
+    "clip": {"optimizer": DPSGD(**(SGD | {"clip": 0.6}))},
+    "steps": {"optimizer": DPSGD(**(SGD | {"steps": 7}))},
     "size": {"size": 21},
     "seed": {"seed": 4},
     "microbatch": {"microbatch": 3},
@@ -516,7 +516,7 @@ def test_parts_that_do_not_tell_their_settings_are_refused_first(tmp_path: Path)
 
 
 def test_ledgers_that_cannot_keep_a_key_are_refused_first(tmp_path: Path) -> None:
-    common: dict[str, Any] = {"optimiser": DPGD(steps=2), "epsilon": 5.0, "delta": 1e-5, "size": 20, "scheme": "full"}
+    common: dict[str, Any] = {"optimizer": DPGD(steps=2), "epsilon": 5.0, "delta": 1e-5, "size": 20, "scheme": "full"}
     with pytest.raises(ValueError, match="give ledger="):
         fit(net(), people(), checkpoint=tmp_path / "x", **common)
     with Ledger("sqlite://") as memory, pytest.raises(ValueError, match="not durable"):

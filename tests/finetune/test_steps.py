@@ -6,7 +6,7 @@ import pytest
 import torch
 from by_hand import SEED, gap, net, one_row_units, people, train, weights
 
-from tacit.finetune import DPGD, DPSGD, Optimiser, Update, fit
+from tacit.finetune import DPGD, DPSGD, Optimizer, Update, fit
 
 STEPS, BATCH, CLIP = 5, 8, 0.4
 UPDATES: dict[str, dict[str, Any]] = {
@@ -23,9 +23,9 @@ UPDATES: dict[str, dict[str, Any]] = {
 }
 
 
-def run(optimiser: Optimiser, count: int = 24, **more: Any) -> Any:
+def run(optimizer: Optimizer, count: int = 24, **more: Any) -> Any:
     options: dict[str, Any] = {"epsilon": 5.0, "delta": 1e-5, "size": 20, "scheme": "full", "head": "keep"}
-    return fit(net(), people(count), optimiser=optimiser, seed=SEED, **(options | more))
+    return fit(net(), people(count), optimizer=optimizer, seed=SEED, **(options | more))
 
 
 @pytest.mark.parametrize("case", UPDATES)
@@ -78,11 +78,11 @@ def test_an_empty_draw_is_noised_and_counted() -> None:
 def test_float32_models_get_the_same_in_their_own_precision() -> None:
     inputs, labels = people()
     model = net().float()
-    optimiser = DPSGD(batch=BATCH, steps=STEPS, clip=CLIP)
+    optimizer = DPSGD(batch=BATCH, steps=STEPS, clip=CLIP)
     fitted = fit(
         model,
         (inputs.float(), labels),
-        optimiser=optimiser,
+        optimizer=optimizer,
         epsilon=5.0,
         delta=1e-5,
         size=20,
@@ -90,7 +90,7 @@ def test_float32_models_get_the_same_in_their_own_precision() -> None:
         head="keep",
         seed=SEED,
     )
-    expected = weights(run(optimiser).model)
+    expected = weights(run(optimizer).model)
     found = {n: w.double() for n, w in weights(fitted.model).items()}
     assert gap(found, expected) < 1e-5
     assert all(w.dtype == torch.float32 for w in fitted.model.state_dict().values())

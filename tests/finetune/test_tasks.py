@@ -64,21 +64,21 @@ def test_labels_that_are_not_known_count_for_nothing() -> None:
 
 def test_scores_of_several_labels() -> None:
     nan = float("nan")
-    beliefs = torch.tensor([[0.9, 0.2, 0.5], [0.4, 0.7, 0.5], [0.6, 0.1, 0.5], [0.2, 0.9, 0.5]])
+    probs = torch.tensor([[0.9, 0.2, 0.5], [0.4, 0.7, 0.5], [0.6, 0.1, 0.5], [0.2, 0.9, 0.5]])
     labels = torch.tensor([[1, 0, 1], [0, 0, 1], [0, nan, 1], [nan, 1, 1]])
-    found = Labels(3).scores(beliefs, labels)
+    found = Labels(3).scores(probs, labels)
     known = [~labels[:, j].isnan() for j in range(2)]
-    each = [pairs(beliefs[known[j], j], labels[known[j], j]) for j in range(2)]  # the third has positives only
+    each = [pairs(probs[known[j], j], labels[known[j], j]) for j in range(2)]  # the third has positives only
     assert found["auroc"] == pytest.approx(100 * sum(each) / 2)
     share = [2 / 3, 1 / 3, 0 / 2, 1 / 2]  # the third: 0.5 is not above one half
-    assert Labels(3).right(beliefs, labels).tolist() == pytest.approx(share)
+    assert Labels(3).right(probs, labels).tolist() == pytest.approx(share)
     assert found["accuracy"] == pytest.approx(25 * sum(share))
 
 
 def test_classes() -> None:
-    beliefs, labels = torch.tensor([[0.2, 0.8], [0.6, 0.4], [0.3, 0.7]]), torch.tensor([1, 1, 1])
-    assert Classes(2).scores(beliefs, labels) == {"accuracy": pytest.approx(200 / 3)}
-    assert Classes(2).beliefs(torch.tensor([[0.0, 0.0]])).tolist() == [[0.5, 0.5]]
+    probs, labels = torch.tensor([[0.2, 0.8], [0.6, 0.4], [0.3, 0.7]]), torch.tensor([1, 1, 1])
+    assert Classes(2).scores(probs, labels) == {"accuracy": pytest.approx(200 / 3)}
+    assert Classes(2).probs(torch.tensor([[0.0, 0.0]])).tolist() == [[0.5, 0.5]]
 
 
 def test_a_video_is_judged_by_the_mean_of_its_clips_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_a_video_is_judged_by_the_mean_of_its_clips_probabilities(monkeypatch: p
     for portion in (1, 9, 1000):
         monkeypatch.setattr("tacit.finetune._predictions.rows_that_fit", lambda _, portion=portion: portion)
         said = predictions(model, records, Classes(3))
-        assert torch.allclose(said.beliefs, expected, atol=1e-6)
+        assert torch.allclose(said.probs, expected, atol=1e-6)
         assert torch.equal(said.labels, labels)
         assert said.owner.tolist() == list(range(7))
 
@@ -103,6 +103,6 @@ def test_rows_are_judged_one_by_one_and_know_their_owner() -> None:
     model = nn.Linear(4, 3)
     said = predictions(model, as_records((inputs, labels, owners), public=True), Classes(3))
     order = torch.tensor([1, 3, 0, 2, 5, 4])
-    assert torch.allclose(said.beliefs, model(inputs[order]).softmax(1))
+    assert torch.allclose(said.probs, model(inputs[order]).softmax(1))
     assert torch.equal(said.labels, labels[order])
     assert said.owner.tolist() == [0, 0, 1, 1, 1, 2]

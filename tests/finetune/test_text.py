@@ -32,7 +32,7 @@ def messages(count: int = 24, **options: Any) -> data.Texts:
 
 
 def run(model: nn.Module, records: Any, **more: Any) -> Fitted:
-    options: dict[str, Any] = {"optimiser": DPSGD(batch=16, steps=3, clip=CLIP, lr=0.5), "epsilon": 8.0}
+    options: dict[str, Any] = {"optimizer": DPSGD(batch=16, steps=3, clip=CLIP, lr=0.5), "epsilon": 8.0}
     return fit(model, records, **({"delta": 1e-5, "size": 48, "seed": 3} | options | more))
 
 
@@ -42,7 +42,7 @@ def sum_of(model: nn.Module, records: Any, **more: Any) -> dict[str, Tensor]:
     run(
         model,
         records,
-        optimiser=DPGD(steps=1, clip=CLIP, lr=1e-9),
+        optimizer=DPGD(steps=1, clip=CLIP, lr=1e-9),
         curator=lambda _, total: kept.append({n: v.clone() for n, v in total.sum.items()}),
         **more,
     )
@@ -82,7 +82,7 @@ def test_it_learns_which_word_is_said_more_often() -> None:
         scheme="full",
         size=160,
         epsilon=math.inf,
-        optimiser=DPSGD(batch=64, steps=20, rule="adam", lr=0.03),
+        optimizer=DPSGD(batch=64, steps=20, rule="adam", lr=0.03),
         evaluate=Evaluation(data=texts(60, seed=9), public=True),
     )
     assert found.scores["accuracy"] > 90
@@ -110,7 +110,7 @@ def test_features_are_cached_and_pairs_are_read() -> None:
     model.encoder.register_forward_hook(lambda *args: seen.append(len(args[2].last_hidden_state)))
     words, labels = sayings(48)
     pairs = data.Texts(tokenizer(), list(zip(words, reversed(words), strict=True)), labels, **SMALL)
-    run(model, pairs, scheme="linear", optimiser=DPGD(steps=20))
+    run(model, pairs, scheme="linear", optimizer=DPGD(steps=20))
     assert 48 <= sum(seen) <= 48 + 4  # everybody once, and a row or two to try
 
 
@@ -125,7 +125,7 @@ def test_a_causal_model_gets_less_perplexed(scheme: str) -> None:
         task=NextToken(14),
         head="keep",
         epsilon=math.inf,
-        optimiser=DPSGD(batch=32, steps=16, rule="adam", lr=0.03),
+        optimizer=DPSGD(batch=32, steps=16, rule="adam", lr=0.03),
         evaluate=public,
     )
     first, last = (score.scores["perplexity"] for score in found.history)
@@ -145,12 +145,10 @@ def test_perplexity_is_that_of_transformers() -> None:
         ids = tokenizer(marks=False)(text, return_tensors="pt")["input_ids"]
         tokens.append(ids.shape[1] - 1)
         losses.append(model(ids, labels=ids).loss.item())
-    torch.testing.assert_close(said.beliefs[:, 2], torch.tensor(tokens).double())
-    torch.testing.assert_close(
-        said.beliefs[:, 0] / said.beliefs[:, 2], torch.tensor(losses).double(), rtol=1e-5, atol=0
-    )
+    torch.testing.assert_close(said.probs[:, 2], torch.tensor(tokens).double())
+    torch.testing.assert_close(said.probs[:, 0] / said.probs[:, 2], torch.tensor(losses).double(), rtol=1e-5, atol=0)
     expected = math.exp(sum(a * b for a, b in zip(losses, tokens, strict=True)) / sum(tokens))
-    assert NextToken(14).scores(said.beliefs, said.labels)["perplexity"] == pytest.approx(expected, rel=1e-6)
+    assert NextToken(14).scores(said.probs, said.labels)["perplexity"] == pytest.approx(expected, rel=1e-6)
     rows = records.rows(torch.arange(30), None)
     with torch.no_grad():
         each = NextToken(14).loss(model(**rows.inputs).logits, rows.labels)
@@ -202,7 +200,7 @@ def test_predictions_come_in_the_order_of_the_texts() -> None:
     assert said.labels.tolist() == labels
     with torch.no_grad():
         alone = torch.cat([model(**tokenizer()(text, return_tensors="pt")).softmax(1) for text in words])
-    torch.testing.assert_close(said.beliefs, alone)
+    torch.testing.assert_close(said.probs, alone)
 
 
 @pytest.mark.parametrize("rows_each", [None, 2])

@@ -19,7 +19,7 @@ Sums = list[dict[str, Tensor]]
 
 def run(data: Any, *, model: Any = None, sums: Sums | None = None, **more: Any) -> Fitted:
     options: dict[str, Any] = {
-        "optimiser": DPGD(steps=1, clip=CLIP),
+        "optimizer": DPGD(steps=1, clip=CLIP),
         "epsilon": 5.0,
         "delta": 1e-5,
         "size": 10,
@@ -44,7 +44,7 @@ class Clips:
     def __init__(self, values: Tensor, labels: Tensor, each: int) -> None:
         self.values, self.given, self.each = values, labels, each
 
-    chances = property(lambda self: self.each)
+    uniforms = property(lambda self: self.each)
     most_rows = property(lambda self: self.each)
 
     def __len__(self) -> int:
@@ -53,10 +53,10 @@ class Clips:
     def labels(self) -> Tensor:
         return self.given
 
-    def rows(self, units: Tensor, chances: Tensor | None) -> Rows:
+    def rows(self, units: Tensor, uniforms: Tensor | None) -> Rows:
         there = self.values.shape[1]
-        fate = torch.full((len(units), self.each), 0.5) if chances is None else chances
-        chosen = (fate * there).ceil().long() - 1
+        drawn_uniforms = torch.full((len(units), self.each), 0.5) if uniforms is None else uniforms
+        chosen = (drawn_uniforms * there).ceil().long() - 1
         owner = torch.arange(len(units)).repeat_interleave(self.each)
         inputs = self.values[units[owner], chosen.flatten()]
         return Rows(inputs, self.given[units[owner]], owner)
@@ -100,8 +100,8 @@ def test_clips_cost_nothing() -> None:
     generator = torch.Generator().manual_seed(4)
     values = torch.randn(6, 8, 4, generator=generator, dtype=torch.float64)
     labels = torch.randint(0, 3, (6,), generator=generator)
-    optimiser = DPSGD(batch=3, steps=4)
-    found = [run(Clips(values, labels, each), unit="video", optimiser=optimiser) for each in (1, 8)]
+    optimizer = DPSGD(batch=3, steps=4)
+    found = [run(Clips(values, labels, each), unit="video", optimizer=optimizer) for each in (1, 8)]
     assert found[0].noise_multiplier == found[1].noise_multiplier
     assert found[0].guarantee == found[1].guarantee
 
@@ -124,15 +124,15 @@ def test_views_of_an_image_are_rows_of_one_unit() -> None:
     assert alone.noise_multiplier == found[0].noise_multiplier
 
 
-@pytest.mark.parametrize("optimiser", [DPGD(steps=2, clip=CLIP), DPSGD(batch=5, steps=2, clip=CLIP)])
-def test_divisor_and_noise_do_not_depend_on_how_many_there_are(optimiser: Any) -> None:
+@pytest.mark.parametrize("optimizer", [DPGD(steps=2, clip=CLIP), DPSGD(batch=5, steps=2, clip=CLIP)])
+def test_divisor_and_noise_do_not_depend_on_how_many_there_are(optimizer: Any) -> None:
     """Twelve people and thirteen under the same public size: the models differ by the clipped gradients alone."""
-    rate = optimiser.sampler.rate(10)
+    rate = optimizer.sampler.rate(10)
     fitted, ends = [], []
     for count in (12, 13):
         inputs, labels = people(13)
         sums: Sums = []
-        fitted.append(run((inputs[:count], labels[:count]), optimiser=optimiser, sums=sums))
+        fitted.append(run((inputs[:count], labels[:count]), optimizer=optimizer, sums=sums))
         ends.append(sums)
     assert fitted[0].noise_multiplier == fitted[1].noise_multiplier
     assert drawn(0, 13, rate)[: len(drawn(0, 12, rate))] == drawn(0, 12, rate)

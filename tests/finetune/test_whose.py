@@ -15,8 +15,8 @@ from tacit import finetune
 from tacit.data import VideoClips, clips_as_units
 from tacit.data._grouped import Groupable, Grouped
 from tacit.data._tensor_records import Table
-from tacit.finetune import DPFTRL, DPGD, Classes, Correlated, Evaluation, Everyone, Optimiser, Passes, Standardise, fit
-from tacit.finetune._evaluation import Judge, check_rows_alone, right_by_unit
+from tacit.finetune import DPFTRL, DPGD, Classes, Correlated, Evaluation, Everyone, Optimizer, Passes, Standardise, fit
+from tacit.finetune._evaluation import Evaluator, check_rows_alone, right_by_unit
 from tacit.finetune._sampling import batch_of
 from tacit.finetune._sources import as_records
 from tacit.models import VideoNet
@@ -29,7 +29,7 @@ STRINGS = [f"patient {i % 7}" for i in range(20)]
 
 def noted(data: Any, ledger: Ledger | None = None, **more: Any) -> tuple[finetune.Fitted, Sums]:
     sums: Sums = []
-    options = OPTIONS | {"optimiser": DPGD(steps=1, clip=CLIP), "ledger": ledger} | more
+    options = OPTIONS | {"optimizer": DPGD(steps=1, clip=CLIP), "ledger": ledger} | more
     fitted = fit(
         net(), data, curator=lambda _, total: sums.append({n: v.clone() for n, v in total.sum.items()}), **options
     )
@@ -68,7 +68,7 @@ def test_nobody_names_a_unit_that_the_videos_do_not_have(
         fit(
             VideoNet(classes=2, channels=1, frames=4, size=16),
             view(videos),
-            optimiser=DPGD(steps=1),
+            optimizer=DPGD(steps=1),
             ledger=ledger,
             **({"epsilon": 1.0, "delta": 1e-6, "size": 4, "scheme": "full", name: claimed}),
         )
@@ -154,10 +154,12 @@ def test_grouping_really_groups() -> None:
     assert gap(found["ids"], expected) < 1e-12
     chosen: list[Tensor] = []
     real = records.rows
-    records.rows = lambda units, chances: chosen.append(chances) or real(units, chances)  # type: ignore
+    records.rows = lambda units, uniforms: chosen.append(uniforms) or real(units, uniforms)  # type: ignore
     grouped = noted(records.group_by(ids, unit="patient"))[1][0]
-    fate = chosen[-1]
-    picked = records.values[torch.tensor([i for mine in units for i in mine]), (fate[:, 0] * 8).ceil().long() - 1]
+    drawn_uniforms = chosen[-1]
+    picked = records.values[
+        torch.tensor([i for mine in units for i in mine]), (drawn_uniforms[:, 0] * 8).ceil().long() - 1
+    ]
     place, whole = 0, []
     for mine in units:
         whole.append((picked[place : place + len(mine)], records.given[mine]))
@@ -191,9 +193,9 @@ def test_grouped_videos_are_scored_one_by_one_and_count_by_their_mean() -> None:
 
 def test_a_receipt_of_another_unit_pays_for_nothing(ledger: Ledger) -> None:
     ledger.subject("people", Budget(9.0, 1e-5), unit="patient")
-    optimiser = DPGD(steps=1)
-    receipt = ledger.charge("people", optimiser.event(2.0, 10), stage="test", note="")
-    options: dict[str, Any] = {"optimiser": optimiser, "delta": 1e-5, "receipt": receipt, "size": 10, "scheme": "full"}
+    optimizer = DPGD(steps=1)
+    receipt = ledger.charge("people", optimizer.event(2.0, 10), stage="test", note="")
+    options: dict[str, Any] = {"optimizer": optimizer, "delta": 1e-5, "receipt": receipt, "size": 10, "scheme": "full"}
     with pytest.raises(ValueError, match="needs to know whose"):
         fit(net(), people(20), **options)
     with pytest.raises(ValueError, match="One unit of these data is a video"):
@@ -217,9 +219,9 @@ def test_held_out_people_are_units_of_the_same_kind(ledger: Ledger) -> None:
         with pytest.raises(ValueError, match=said):
             noted(people(20), ledger, evaluate=told)
         assert ledger.entries() == before
-        judge = Judge(told, as_records(told.data, public=True), Classes(3))
+        evaluator = Evaluator(told, as_records(told.data, public=True), Classes(3))
         with pytest.raises(ValueError, match=said):
-            judge.charge(ledger, steps=1, unit=Unit.SAMPLE, neighbours=Neighbours.ADD_REMOVE, seed=None)
+            evaluator.charge(ledger, steps=1, unit=Unit.SAMPLE, neighbours=Neighbours.ADD_REMOVE, seed=None)
         assert ledger.entries() == before
 
 
@@ -234,15 +236,15 @@ def test_statistics_of_features_are_charged_to_their_own_unit(ledger: Ledger) ->
 class Ranked(Classes):
     """Right is who is surer than the median: a score of the company one keeps."""
 
-    def right(self, beliefs: Tensor, labels: Tensor) -> Tensor:
-        mine = beliefs.gather(1, labels[:, None])[:, 0].double()
+    def right(self, probs: Tensor, labels: Tensor) -> Tensor:
+        mine = probs.gather(1, labels[:, None])[:, 0].double()
         return (mine >= mine.median()).double()
 
 
 class Smoothed(Classes):
     """Beliefs that are normalised over the rows."""
 
-    def beliefs(self, outputs: Tensor) -> Tensor:
+    def probs(self, outputs: Tensor) -> Tensor:
         return outputs.softmax(0)
 
 
@@ -255,21 +257,21 @@ def test_a_score_that_looks_at_other_rows_is_refused(ledger: Ledger, task: Class
 
 
 def test_the_tasks_of_the_package_look_at_one_row_at_a_time() -> None:
-    for sure in (False, True):
-        check_rows_alone(Classes(3), torch.zeros(5, dtype=torch.long), sure=sure)
-        check_rows_alone(finetune.Labels(4), torch.zeros(5, 4), sure=sure)
-        check_rows_alone(finetune.NextToken(9), torch.zeros(5, 7, dtype=torch.long), sure=sure)
+    for confidence in (False, True):
+        check_rows_alone(Classes(3), torch.zeros(5, dtype=torch.long), confidence=confidence)
+        check_rows_alone(finetune.Labels(4), torch.zeros(5, 4), confidence=confidence)
+        check_rows_alone(finetune.NextToken(9), torch.zeros(5, 7, dtype=torch.long), confidence=confidence)
 
 
 @pytest.mark.parametrize("newcomer", [-1, 100, 8])
 def test_a_new_owner_moves_nobody_in_fixed_passes(newcomer: int) -> None:
     """With a new smallest id all ranks move by one; only the newcomer's own batch may change, by one clip."""
-    optimiser, ids = DPFTRL(batches=3, passes=2, clip=CLIP, lr=1e-300), [3 * i for i in range(12)]
+    optimizer, ids = DPFTRL(batches=3, passes=2, clip=CLIP, lr=1e-300), [3 * i for i in range(12)]
     everybody = [newcomer, *ids]
     assert batch_of(ids, 3).tolist() == batch_of(everybody, 3)[1:].tolist()
     inputs, labels = people(13)
     sums = [
-        noted((inputs[rows], labels[rows]), unit="user", unit_ids=named, optimiser=optimiser, neighbours="add-remove")[
+        noted((inputs[rows], labels[rows]), unit="user", unit_ids=named, optimizer=optimizer, neighbours="add-remove")[
             1
         ]
         for rows, named in ((slice(13), everybody), (slice(1, 13), ids))
@@ -282,8 +284,8 @@ def test_a_new_owner_moves_nobody_in_fixed_passes(newcomer: int) -> None:
 
 def test_fixed_passes_under_add_remove_cost_what_one_release_does(ledger: Ledger) -> None:
     """8.4494 / 2 is the noise of one release at epsilon 1, delta 1e-6, factor 1."""
-    optimiser = DPFTRL(batches=5, passes=2)
-    fitted, _ = noted(people(20), ledger, unit="user", unit_ids=STRINGS, optimiser=optimiser)
+    optimizer = DPFTRL(batches=5, passes=2)
+    fitted, _ = noted(people(20), ledger, unit="user", unit_ids=STRINGS, optimizer=optimizer)
     assert fitted.noise_multiplier == pytest.approx(8.4494 / 2, abs=1e-4)
     assert fitted.guarantee.neighbours is Neighbours.ADD_REMOVE
     assert fitted.guarantee.epsilon == pytest.approx(1.0, abs=1e-6)
@@ -293,14 +295,14 @@ def test_fixed_passes_under_add_remove_cost_what_one_release_does(ledger: Ledger
 def test_places_are_no_ids(ledger: Ledger) -> None:
     for data in (people(20), Table(*people(20))):
         with pytest.raises(ValueError, match="give unit_ids=, which keep it, or say neighbours='replace-one'"):
-            noted(data, ledger, optimiser=DPFTRL(batches=5))
+            noted(data, ledger, optimizer=DPFTRL(batches=5))
     assert ledger.entries() == []
 
 
 def test_everybody_in_every_step_needs_no_place() -> None:
     """Correlated noise over everybody: nobody's steps depend on who else is there."""
-    optimiser = Optimiser(name="all", steps=3, sampler=Everyone(), noise=Correlated("full"))
-    fitted, _ = noted(people(20), optimiser=optimiser)
+    optimizer = Optimizer(name="all", steps=3, sampler=Everyone(), noise=Correlated("full"))
+    fitted, _ = noted(people(20), optimizer=optimizer)
     assert fitted.noise_multiplier == pytest.approx(8.4494 / 2, abs=1e-4)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tacit.gradients import AdaptiveQuantile, Automatic, Engine, PerLayer, clipped_sum
-from tacit.gradients._traced_parameter import Handle
+from tacit.gradients._traced_parameter import TracedParameter
 
 Forward = Callable[..., Tensor]
 
@@ -221,7 +221,7 @@ def test_mixing_that_starts_with_training_or_with_another_module() -> None:
 def test_mixing_of_integers_after_a_batch_of_one_word(word: int) -> None:
     net = Net(lambda m, x: m.f(m.e(x).mean(1) - m.e(x).mean((0, 1))), e=nn.Embedding(9, 4), f=nn.Linear(4, 3))
     engine = Engine(net, classify, clip=1.0)
-    engine.learn((torch.full((2, 5), word), torch.tensor([0, 1])))
+    engine.validate((torch.full((2, 5), word), torch.tensor([0, 1])))
     with pytest.raises(ValueError, match="Rows are mixed"):
         engine((torch.randint(0, 9, (6, 5)), torch.randint(0, 3, (6,))))
 
@@ -344,7 +344,7 @@ def test_a_counter_of_calls_and_a_power_iteration_are_no_memory_of_rows() -> Non
     model = Net(counted, f=nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)), calls=torch.zeros(()).long())
     engine = Engine(model, classify, clip=1.0)
     before = {n: b.clone() for n, b in model.named_buffers()}
-    engine.learn(labelled())
+    engine.validate(labelled())
     assert all(torch.equal(before[n], b) for n, b in model.named_buffers())
 
 
@@ -352,7 +352,7 @@ def test_no_handle_stays_in_the_model() -> None:
     model = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3))
     engine = right(model, product, (rand(5, 4), rand(5, 3)))
     engine((rand(5, 4), rand(5, 3)))
-    assert not any(isinstance(v, Handle) for m in model.modules() for v in m.__dict__.values())
+    assert not any(isinstance(v, TracedParameter) for m in model.modules() for v in m.__dict__.values())
 
 
 def test_a_forward_of_the_users_own_stays() -> None:
@@ -392,7 +392,7 @@ def test_after_a_failure_everything_is_as_before(how: str, learnt: bool) -> None
     engine = Engine(model, loss, clip=1.0)
     before = copy.deepcopy(model.state_dict())
     if learnt:
-        engine.learn(rows)
+        engine.validate(rows)
         fails = True
     state = torch.get_rng_state()
     with pytest.raises((RuntimeError, ValueError), match=r"failed|one loss per row"):

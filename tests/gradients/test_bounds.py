@@ -146,5 +146,5 @@ def _engine(model: nn.Module, row: tuple[int, ...] = (), target: tuple[int, ...]
     engine = Engine(model, linear_loss, clip=1.0)
     dtype = next(model.parameters()).dtype
     if row:
-        engine.learn((torch.rand(1, *row, dtype=dtype), torch.rand(1, *target, dtype=dtype)))
+        engine.validate((torch.rand(1, *row, dtype=dtype), torch.rand(1, *target, dtype=dtype)))
     return engine

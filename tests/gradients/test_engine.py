@@ -141,7 +141,7 @@ def test_the_model_is_left_as_it_was() -> None:
 def test_the_model_is_left_as_it_was_when_the_loss_fails() -> None:
     model = net()
     engine = Engine(model, loss, clip=1.0)
-    engine.learn(batch(5))
+    engine.validate(batch(5))
     with pytest.raises(IndexError):
         engine((torch.randn(5, 4).double(), torch.full((5,), 9)))
     assert all(type(p) is nn.Parameter for p in model.parameters())
@@ -179,7 +179,7 @@ def test_a_forward_without_gradient_inside_the_loss() -> None:
 
 def test_every_parameter_says_which_rule_serves_it() -> None:
     engine = Engine(net(), loss, clip=1.0)
-    engine.learn(batch(5))
+    engine.validate(batch(5))
     assert engine.served == {
         "0.weight": "linear",
         "0.bias": "linear",

@@ -128,7 +128,7 @@ def test_a_loss_that_drops_the_top_of_the_batch() -> None:
         engine(labelled(40))
     engine = Engine(nn.Linear(4, 3), trimmed, clip=1.0)
     with pytest.raises(RowsMixed):
-        engine.learn(labelled(4), rows=64)
+        engine.validate(labelled(4), rows=64)
 
 
 class Experts(nn.Module):

@@ -119,7 +119,7 @@ def test_gradients_of_a_failing_unit_are_not_a_number() -> None:
     torch.manual_seed(0)
     engine = Engine(Picky(True), classify, clip=1.0)
     x, y = rows(20)
-    engine.learn((x, y))
+    engine.validate((x, y))
     x[3, 0] = 99.0
     built: list[dict[str, Any]] = list(engine.each((x, y)))
     bad = torch.cat([part["last.weight"].flatten(1).isnan().all(1) for part in built])

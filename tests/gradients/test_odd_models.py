@@ -53,7 +53,7 @@ def test_row_by_row_is_right_behind_a_frozen_batch_norm_with_a_transposed_gradie
     model.norm.running_var.uniform_(0.5, 2.0)
     batch = torch.randn(5, 3, 7), torch.randint(0, 3, (5,))
     engine = Engine(model, classify, clip=1e6)
-    engine.learn(batch)
+    engine.validate(batch)
     engine._plan.by_row = True
     norms, rows = in_pairs(model, classify, batch)
     found = engine(batch)
@@ -71,7 +71,7 @@ def test_a_power_iteration_advances_once_per_sum(by_row: bool, microbatch: int |
         model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3)).double()
     batch = labelled()
     engine = Engine(model, classify, clip=0.1, microbatch=microbatch)
-    engine.learn(batch)
+    engine.validate(batch)
     engine._plan.by_row = by_row
     start = {n: b.clone() for n, b in model.named_buffers()}
     with torch.no_grad():

@@ -238,12 +238,12 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
 def test_onecycle_is_torchs() -> None:
     plan = Training(decay="onecycle", lr=0.3, rule="adamw")
     for steps in (2, 3, 7, 40):
-        optimiser = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=0.3)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=0.3, total_steps=steps)
+        optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=0.3)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.3, total_steps=steps)
         for step in range(steps):
-            group = optimiser.param_groups[0]
+            group = optimizer.param_groups[0]
             assert plan.pace(step, steps) == (group["lr"], group["betas"][0])
-            optimiser.step()
+            optimizer.step()
             if step + 1 < steps:
                 schedule.step()
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tacit.finetune import DPFTRL, DPSGD, AdpClip, fit
 from tacit.finetune._adaptive import QuantileClip
-from tacit.finetune._zeroth_order import Slopes
+from tacit.finetune._zeroth_order import ZerothOrderQuery
 from tacit.privacy import Ledger, events
 from tacit.privacy import _grids as grids
 from tacit.privacy._budget import Neighbours, Unit
@@ -162,13 +162,13 @@ def test_a_noise_that_no_grid_holds_is_refused() -> None:
             gaussian(one(torch.zeros(3), bound), paid(event))
 
 
-@pytest.mark.parametrize("optimiser", [DPSGD(batch=4, steps=3), AdpClip(batch=4, steps=3), DPFTRL(batches=2)])
-def test_it_is_refused_before_the_charge(optimiser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("optimizer", [DPSGD(batch=4, steps=3), AdpClip(batch=4, steps=3), DPFTRL(batches=2)])
+def test_it_is_refused_before_the_charge(optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grids, "_DEAREST", 1e-9)
     data, ledger = (torch.randn(8, 4), torch.randint(0, 3, (8,))), Ledger("sqlite://")
     more: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "size": 8, "ledger": ledger, "neighbours": "zero-out"}
     with pytest.raises(ValueError, match="train fewer parameters"):
-        fit(torch.nn.Linear(4, 3), data, optimiser=optimiser, scheme="full", head="keep", **more)
+        fit(torch.nn.Linear(4, 3), data, optimizer=optimizer, scheme="full", head="keep", **more)
     assert "charge" not in {entry.kind for entry in ledger.entries()}
 
 
@@ -249,7 +249,7 @@ def losses_of(model: torch.nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-@pytest.mark.parametrize("query", [Slopes(clip=0.7, directions=3, scale=0.1), QuantileClip(clip=0.3)])
+@pytest.mark.parametrize("query", [ZerothOrderQuery(clip=0.7, directions=3, scale=0.1), QuantileClip(clip=0.3)])
 def test_slopes_and_counts_lie_on_grids(query: Any) -> None:
     from tacit.data._records import Rows
 
@@ -267,7 +267,9 @@ def test_slopes_and_counts_lie_on_grids(query: Any) -> None:
 
 def test_slopes_add_up_exactly_whatever_their_order() -> None:
     """Each unit's slope is a multiple of 2^-30 of the clip, or so: a sum of them has no rounding to tell of."""
-    asker: Any = Slopes(clip=0.7, directions=2).open(torch.nn.Linear(2, 2), losses_of, expected=9.0, microbatch=None)
+    asker: Any = ZerothOrderQuery(clip=0.7, directions=2).open(
+        torch.nn.Linear(2, 2), losses_of, expected=9.0, microbatch=None
+    )
     slopes = torch.randn(5001, 2, dtype=torch.float64)
     slopes[17] = math.nan
     whole = asker._bounded(slopes).sum["slopes"]

@@ -33,11 +33,11 @@ def pair(scale: float, rate: float = 1.0, shift: int = 1) -> tuple[np.ndarray, n
 def delta_of(p: np.ndarray, q: np.ndarray, times: int, epsilon: float) -> float:
     """Exactly, over the multisets of losses: equal losses are merged first."""
     losses, place = np.unique(np.round(np.log(p / q), 9), return_inverse=True)
-    chances = np.bincount(place, p)
+    uniforms = np.bincount(place, p)
     composed = {0.0: 1.0}
     for _ in range(times):
         more: dict[float, float] = {}
-        for (loss, chance), (other, its) in itertools.product(composed.items(), zip(losses, chances, strict=True)):
+        for (loss, chance), (other, its) in itertools.product(composed.items(), zip(losses, uniforms, strict=True)):
             key = round(loss + other, 9)
             more[key] = more.get(key, 0.0) + chance * its
         composed = more

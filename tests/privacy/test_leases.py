@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tacit.privacy import Budget, Ledger, LedgerError, Neighbours, events, leases
 from tacit.privacy._noise import NoiseKey
-from tacit.privacy._receipts import Receipt, ReceiptError, take
+from tacit.privacy._receipts import Receipt, ReceiptError, consume
 from tacit.privacy.leases import Secret
 from tacit.privacy.mechanisms import GaussianStream
 
@@ -416,9 +416,9 @@ def test_after_a_take_over_nothing_that_was_leased_comes_back(sqlite_url: str) -
     old = ledger.charge("s", events.gaussian(4.0, steps=10), stage="test")
     leases.begin(ledger, old)
     leases.extend(ledger, old, 4)
-    second = leases.go_on(reopened(ledger), old.id)
+    second = leases.resume_after_lease(reopened(ledger), old.id)
     leases.extend(ledger, second, 3)
-    third = leases.go_on(reopened(ledger), old.id)
+    third = leases.resume_after_lease(reopened(ledger), old.id)
     assert third.used == 7
     for used in (0, 3, 6):
         with pytest.raises(LedgerError, match="cannot be right"):
@@ -438,13 +438,13 @@ def test_on_a_lease_releases_are_made_in_the_order_of_the_event(sqlite_url: str)
     receipt = ledger.charge("s", event, stage="test")
     leases.extend(ledger, receipt, 1)
     with pytest.raises(ReceiptError, match=r"in the order of the event: the next one .* is a GaussianDpEvent"):
-        take(receipt, dp_event.LaplaceDpEvent, 1.0)
-    take(receipt, dp_event.GaussianDpEvent, 1.0)
-    again = leases.go_on(ledger, receipt.id)
+        consume(receipt, dp_event.LaplaceDpEvent, 1.0)
+    consume(receipt, dp_event.GaussianDpEvent, 1.0)
+    again = leases.resume_after_lease(ledger, receipt.id)
     leases.extend(ledger, again, 3)
     for kind in (dp_event.GaussianDpEvent, dp_event.GaussianDpEvent, dp_event.LaplaceDpEvent):
-        take(again, kind, 1.0)
+        consume(again, kind, 1.0)
     other = ledger.charge("s", event, stage="test")
-    take(other, dp_event.LaplaceDpEvent, 1.0)  # without a lease any order will do
+    consume(other, dp_event.LaplaceDpEvent, 1.0)  # without a lease any order will do
     with pytest.raises(ReceiptError, match="cannot be leased any more"):
         leases.extend(ledger, other, 1)

@@ -29,7 +29,7 @@ from tacit.privacy import (
     mechanisms,
     mu_of,
 )
-from tacit.privacy._receipts import take
+from tacit.privacy._receipts import consume
 
 BUDGET = Budget(1.0, 1e-6)
 
@@ -40,7 +40,7 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
 
 
 def release(receipt: Receipt, kind: type = dp_event.GaussianDpEvent) -> None:
-    take(receipt, kind, 1.0)
+    consume(receipt, kind, 1.0)
 
 
 def rows(ledger: Ledger) -> list[tuple[str, str]]:
@@ -388,7 +388,7 @@ def test_threads_never_share_a_release() -> None:
 
         def work() -> None:
             for _ in range(250):
-                numbers.append(take(receipt, dp_event.GaussianDpEvent, 1.0)[1])
+                numbers.append(consume(receipt, dp_event.GaussianDpEvent, 1.0)[1])
 
         threads = [threading.Thread(target=work) for _ in range(8)]
         for thread in threads:

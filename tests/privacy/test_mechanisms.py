@@ -19,7 +19,7 @@ from dp_accounting import dp_event
 from scipy import stats
 from torch import Tensor
 
-from tacit.privacy import events, mechanisms, sampling
+from tacit.privacy import events, sampling
 from tacit.privacy._budget import Budget, Neighbours, Unit, epsilon_of
 from tacit.privacy._ledger import Ledger
 from tacit.privacy._noise import NoiseKey
@@ -549,21 +549,21 @@ def audited(call: Callable[..., Tensor], event: events.DpEvent, norm: str, thres
 
 
 def test_the_audit_finds_laplace_within_its_epsilon_and_half_its_noise_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    event, honest = events.laplace(1.0), mechanisms.dp.m.then_laplace
+    event, honest = events.laplace(1.0), _mechanisms.dp.m.then_laplace
     promised = guarantee(event, delta=0.0).epsilon
     assert promised == pytest.approx(1.0)
     assert 0.7 < audited(laplace, event, "l1", 1.0, 0.0) <= promised
-    monkeypatch.setattr(mechanisms.dp.m, "then_laplace", lambda scale: honest(scale=scale / 2))
+    monkeypatch.setattr(_mechanisms.dp.m, "then_laplace", lambda scale: honest(scale=scale / 2))
     assert audited(laplace, event, "l1", 1.0, 0.0) > promised
 
 
 def test_the_audit_finds_gaussians_within_their_epsilon_and_half_the_noise_outside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    event, honest, delta = events.gaussian(1.0), mechanisms.dp.m.then_gaussian, 0.05
+    event, honest, delta = events.gaussian(1.0), _mechanisms.dp.m.then_gaussian, 0.05
     promised = guarantee(event, delta=delta).epsilon
     assert promised == pytest.approx(epsilon_of(1.0, delta))
     # exactly at this threshold: 1.23; its lower confidence limit is near 1.07, with a standard deviation of 0.03
     assert 0.5 * promised < audited(gaussian_query, event, "l2", 1.3, delta) <= promised
-    monkeypatch.setattr(mechanisms.dp.m, "then_gaussian", lambda scale: honest(scale=scale / 2))
+    monkeypatch.setattr(_mechanisms.dp.m, "then_gaussian", lambda scale: honest(scale=scale / 2))
     assert audited(gaussian_query, event, "l2", 1.3, delta) > promised

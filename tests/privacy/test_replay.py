@@ -37,7 +37,7 @@ def test_releases_come_again_as_they_were(seed: int | None, ledger: Ledger) -> N
     secret = replay.keep(ledger, receipt)
     leases.extend(ledger, receipt, 6)
     first = [released(receipt) for _ in range(5)]
-    again, made = replay.take_up(Ledger(ledger.url), receipt.id, secret, 2)
+    again, made = replay.resume(Ledger(ledger.url), receipt.id, secret, 2)
     assert (again.used, made, again.seeded) == (2, 6, seed is not None)
     leases.extend(ledger, again, 8)
     assert [released(again) for _ in range(3)] == first[2:]
@@ -54,11 +54,11 @@ def test_draws_come_again_too(sqlite_url: str) -> None:
     leases.extend(ledger, receipt, 5)
     sampling.draw(receipt, 500)
     released(receipt)
-    drawn, chances = sampling.draw(receipt, 500), sampling.chances(receipt, 5, 3)
+    drawn, uniforms = sampling.draw(receipt, 500), sampling.uniforms(receipt, 5, 3)
     first = released(receipt)
-    again, _ = replay.take_up(ledger, receipt.id, secret, 1)
+    again, _ = replay.resume(ledger, receipt.id, secret, 1)
     assert torch.equal(sampling.draw(again, 500), drawn)
-    assert torch.equal(sampling.chances(again, 5, 3), chances)
+    assert torch.equal(sampling.uniforms(again, 5, 3), uniforms)
     leases.extend(ledger, again, 4)
     assert released(again) == first  # of the same draw, with the same noise
 
@@ -66,7 +66,7 @@ def test_draws_come_again_too(sqlite_url: str) -> None:
 def test_nothing_is_released_on_a_receipt_that_was_taken_up_before_it_is_leased(sqlite_url: str) -> None:
     ledger = Ledger(sqlite_url)
     receipt = charged(ledger)
-    again, _ = replay.take_up(ledger, receipt.id, replay.keep(ledger, receipt), 0)
+    again, _ = replay.resume(ledger, receipt.id, replay.keep(ledger, receipt), 0)
     with pytest.raises(ReceiptError, match="used up"):
         released(again)
 
@@ -74,8 +74,8 @@ def test_nothing_is_released_on_a_receipt_that_was_taken_up_before_it_is_leased(
 def test_the_last_process_holds_it(ledger: Ledger) -> None:
     receipt = charged(ledger)
     secret = replay.keep(ledger, receipt)
-    second, _ = replay.take_up(ledger, receipt.id, secret, 0)
-    third, _ = replay.take_up(ledger, receipt.id, secret, 0)
+    second, _ = replay.resume(ledger, receipt.id, secret, 0)
+    third, _ = replay.resume(ledger, receipt.id, secret, 0)
     for old in (receipt, second):
         with pytest.raises(ReceiptError, match="Another process"):
             leases.extend(ledger, old, 1)
@@ -84,7 +84,7 @@ def test_the_last_process_holds_it(ledger: Ledger) -> None:
     leases.extend(ledger, third, 1)
     ledger.settle(third)
     with pytest.raises(ReceiptError, match="was settled"):
-        replay.take_up(ledger, receipt.id, secret, 0)
+        replay.resume(ledger, receipt.id, secret, 0)
     assert leases.settled(ledger, receipt.id)
     ledger.verify()
 
@@ -92,10 +92,10 @@ def test_the_last_process_holds_it(ledger: Ledger) -> None:
 def test_only_the_kept_key_will_do(ledger: Ledger) -> None:
     receipt = charged(ledger)
     with pytest.raises(ReceiptError, match="not the key"):
-        replay.take_up(ledger, receipt.id, "00" * 32, 0)  # never kept
+        replay.resume(ledger, receipt.id, "00" * 32, 0)  # never kept
     secret = replay.keep(ledger, receipt)
     with pytest.raises(ReceiptError, match="not the key"):
-        replay.take_up(ledger, receipt.id, "00" * 32, 0)
+        replay.resume(ledger, receipt.id, "00" * 32, 0)
     told = str([entry.body for entry in ledger.entries()])
     assert secret not in told
     assert hashlib.sha256(f"tacit key {secret}".encode()).hexdigest() in told
@@ -123,13 +123,13 @@ def test_what_was_given_away_never_becomes_less(ledger: Ledger) -> None:
     for _ in range(7):
         released(receipt)
     for _ in range(2):
-        again, made = replay.take_up(ledger, receipt.id, secret, 0)
+        again, made = replay.resume(ledger, receipt.id, secret, 0)
         assert made == 8
         assert leases.extend(ledger, again, 1) == 1
         released(again)
         with pytest.raises(ReceiptError, match="used up"):
             released(again)
-    last, made = replay.take_up(ledger, receipt.id, secret, 1)
+    last, made = replay.resume(ledger, receipt.id, secret, 1)
     assert made == 8
     assert [entry.body["upto"] for entry in ledger.entries() if entry.kind == "lease"] == [8, 8, 8]
     ledger.settle(last, made)
@@ -145,7 +145,7 @@ def test_settling_after_a_replay_returns_nothing_that_may_have_been_released(led
     leases.extend(ledger, receipt, 8)
     for _ in range(7):
         released(receipt)
-    again, made = replay.take_up(Ledger(ledger.url), receipt.id, secret, 0)
+    again, made = replay.resume(Ledger(ledger.url), receipt.id, secret, 0)
     assert made == 8
     ledger.settle(again, used)
     assert ledger.spent("s").mu == pytest.approx((8 / 16) ** 0.5, rel=1e-12)
@@ -158,13 +158,13 @@ def test_a_second_replay_and_what_it_leases_stay_spent(ledger: Ledger) -> None:
     receipt = charged(ledger)
     secret = replay.keep(ledger, receipt)
     leases.extend(ledger, receipt, 3)
-    second, _ = replay.take_up(ledger, receipt.id, secret, 0)
+    second, _ = replay.resume(ledger, receipt.id, secret, 0)
     leases.extend(ledger, second, 6)
-    third, made = replay.take_up(ledger, receipt.id, secret, 0)
+    third, made = replay.resume(ledger, receipt.id, secret, 0)
     assert made == 6
     leases.begin(ledger, third)  # which takes nothing back
     assert replay.keep(ledger, third) == secret
-    fourth, made = replay.take_up(ledger, receipt.id, secret, 0)
+    fourth, made = replay.resume(ledger, receipt.id, secret, 0)
     assert made == 6
     ledger.settle(fourth)
     assert ledger.spent("s").mu == pytest.approx((6 / 16) ** 0.5, rel=1e-12)
@@ -200,7 +200,7 @@ def test_a_wrong_number_takes_nothing_up(ledger: Ledger, used: object) -> None:
     secret = replay.keep(ledger, receipt)
     entries = len(ledger.entries())
     with pytest.raises(ReceiptError, match="cannot be right"):
-        replay.take_up(ledger, receipt.id, secret, used)  # type: ignore[arg-type]
+        replay.resume(ledger, receipt.id, secret, used)  # type: ignore[arg-type]
     assert len(ledger.entries()) == entries
     leases.extend(ledger, receipt, 1)  # it holds it still
     released(receipt)
@@ -212,7 +212,7 @@ def test_who_was_overtaken_in_this_process_stops_at_once(ledger: Ledger) -> None
     secret = replay.keep(ledger, receipt)
     leases.extend(ledger, receipt, 8)
     first = [released(receipt) for _ in range(2)]
-    again, _ = replay.take_up(ledger, receipt.id, secret, 0)
+    again, _ = replay.resume(ledger, receipt.id, secret, 0)
     with pytest.raises(ReceiptError, match="Another process or run has taken up"):
         released(receipt, value=-0.5)
     leases.extend(ledger, again, 8)
@@ -250,7 +250,7 @@ def test_who_was_overtaken_and_still_runs_releases_the_same_and_no_more_than_its
         finally:
             os._exit(code)
     receipt_id, secret = os.read(to_new, 1000).decode().split()
-    again, made = replay.take_up(ledger, receipt_id, secret, 2)
+    again, made = replay.resume(ledger, receipt_id, secret, 2)
     assert made == 6
     os.write(from_new, b"1")
     assert os.waitpid(pid, 0)[1] == 0
@@ -268,11 +268,11 @@ def test_a_receipt_that_will_be_leased_can_be_taken_up_before_its_first_lease(tm
     ledger = Ledger(f"sqlite:///{tmp_path / 'l.db'}")
     receipt = charged(ledger)
     with pytest.raises(ReceiptError, match="never leased"):
-        leases.go_on(ledger, receipt.id)
+        leases.resume_after_lease(ledger, receipt.id)
     leases.begin(ledger, receipt)
     with pytest.raises(ReceiptError, match="used up"):
         released(receipt)
-    again = leases.go_on(ledger, receipt.id)
+    again = leases.resume_after_lease(ledger, receipt.id)
     assert again.used == 0
     assert leases.extend(ledger, again, 1) == 1
     released(again)

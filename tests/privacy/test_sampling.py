@@ -69,12 +69,12 @@ def test_somebody_who_comes_changes_nobodys_chances() -> None:
 
 def test_asking_again_gives_the_same_and_a_release_moves_on() -> None:
     receipt = charged(events.poisson(0.5, events.gaussian(5.0), 3), seed=None)
-    first, chances = sampling.draw(receipt, 200), sampling.chances(receipt, 9, 4)
+    first, uniforms = sampling.draw(receipt, 200), sampling.uniforms(receipt, 9, 4)
     assert torch.equal(first, sampling.draw(receipt, 200))
-    assert torch.equal(chances, sampling.chances(receipt, 9, 4))
+    assert torch.equal(uniforms, sampling.uniforms(receipt, 9, 4))
     release(receipt)
     assert not torch.equal(first, sampling.draw(receipt, 200))  # equal with probability 2^-200
-    assert not torch.equal(chances, sampling.chances(receipt, 9, 4))
+    assert not torch.equal(uniforms, sampling.uniforms(receipt, 9, 4))
 
 
 def test_the_rate_is_that_of_the_next_release() -> None:
@@ -114,7 +114,7 @@ def test_a_release_that_was_charged_as_sampled_needs_a_draw() -> None:
     receipt = charged(events.compose([events.poisson(0.01, events.gaussian(4.0), 2), events.laplace(5.0)]))
     with pytest.raises(ReceiptError, match=r"drawn with probability 0\.01: draw them"):
         release(receipt)
-    sampling.chances(receipt, 3, 2)  # for units that were drawn: not a draw
+    sampling.uniforms(receipt, 3, 2)  # for units that were drawn: not a draw
     with pytest.raises(ReceiptError, match="draw them"):
         release(receipt)
     assert receipt.used == 0
@@ -171,13 +171,13 @@ def test_draws_chances_and_noise_share_no_bits() -> None:
 def test_chances_are_uniform_and_one_line_per_unit() -> None:
     """A chi-square test over 20 cells of 40,000 numbers."""
     receipt = charged(events.poisson(0.25, events.gaussian(5.0)), seed=2)
-    found = sampling.chances(receipt, 10_000, 4)
+    found = sampling.uniforms(receipt, 10_000, 4)
     assert found.shape == (10_000, 4)
     assert 0 < float(found.min()) <= float(found.max()) <= 1
     cells = torch.histc(found, 20, 0, 1)
     statistic = float(((cells - 2000) ** 2 / 2000).sum())
     assert chi2.sf(statistic, 19) > FALSE_ALARM
-    assert torch.equal(sampling.chances(receipt, 3, 4), found[:3])
+    assert torch.equal(sampling.uniforms(receipt, 3, 4), found[:3])
 
 
 def test_nothing_is_drawn_without_a_live_receipt_or_by_another_sampling() -> None:
@@ -189,7 +189,7 @@ def test_nothing_is_drawn_without_a_live_receipt_or_by_another_sampling() -> Non
             sampling.draw(ledger.receipt(receipt.id), 3)
         ledger.settle(receipt)
         with pytest.raises(ReceiptError):
-            sampling.chances(receipt, 1, 1)
+            sampling.uniforms(receipt, 1, 1)
 
 
 def test_fixed_batches_are_not_drawn_here() -> None:

@@ -326,11 +326,11 @@ def test_the_best_of_many_scores_stays_within_its_price(shape: float, sign: floa
     logs = [
         stats.norm.logpdf(y - by) + log_generating_slope(shape, mean, stats.norm.cdf(y - by)) for by in (0.0, shift)
     ]
-    nobody = math.exp(-mean) if math.isinf(shape) else 0.0
-    assert integrate.simpson(np.exp(logs[0]), x=y) + nobody == pytest.approx(1, abs=1e-9)
+    zero_sum = math.exp(-mean) if math.isinf(shape) else 0.0
+    assert integrate.simpson(np.exp(logs[0]), x=y) + zero_sum == pytest.approx(1, abs=1e-9)
     exact = []
     for order in (1.5, 2.0, 4.0, 8.0):
-        mass = integrate.simpson(np.exp(order * logs[0] + (1 - order) * logs[1]), x=y) + nobody
+        mass = integrate.simpson(np.exp(order * logs[0] + (1 - order) * logs[1]), x=y) + zero_sum
         exact.append(math.log(mass) / (order - 1))
     bounds = renyi(event, Neighbours.ADD_REMOVE, [1.5, 2.0, 4.0, 8.0])
     assert all(found <= bound for found, bound in zip(exact, bounds, strict=True))

@@ -45,7 +45,7 @@ def small(**changed: Any) -> Study:
         "finetune": (
             Finetuning(
                 of=("dpadapter",),
-                optimiser=("dpsgd", "gep", "adpalloc", "adpclip"),
+                optimizer=("dpsgd", "gep", "adpalloc", "adpclip"),
                 epsilon=(4.0,),
                 lr=(0.1,),
                 batch=20,
@@ -67,7 +67,7 @@ def test_a_small_study_from_end_to_end(tmp_path: Path) -> None:
     study = small(seeds=(0,))
     result = studying.run(study, out=tmp_path, progress=quiet)
     assert len(result.before) == 5  # the one in both groups once
-    assert {(c.downstream.optimiser, c.downstream.epsilon) for c in result.after} == {
+    assert {(c.downstream.optimizer, c.downstream.epsilon) for c in result.after} == {
         (kind, 4.0) for kind in ("dpsgd", "gep", "adpalloc", "adpclip")
     }
     assert all(found.epsilon <= 4.0 for found in result.after.values())

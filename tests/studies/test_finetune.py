@@ -41,7 +41,7 @@ def small(features: Path, **changed: object) -> Study:
     data = Data(kind="features", train=str(features), private=150, tuning=100, held_out=50, tested=100, classes=2)
     arms = (
         Grid(
-            scheme=("linear",), optimiser=("dpgd",), epsilon=(1.0, math.inf), lr=(1e-300, 1.0), steps=(5,), tune_at=1.0
+            scheme=("linear",), optimizer=("dpgd",), epsilon=(1.0, math.inf), lr=(1e-300, 1.0), steps=(5,), tune_at=1.0
         ),
     )
     given = {"title": "small", "public": True, "data": data, "models": {"model": Net(features=4)}, "arms": arms}

@@ -145,7 +145,7 @@ def test_rdp_asks_for_more_noise_than_pld(features: Path) -> None:
         training = Training(batch=100, accounting=accounting)  # type: ignore[arg-type]
         probe = Probe(task, training, delta=1e-5, seed=0)
         event = probe.event(point, Budget(1.0, 1e-5).mu, Neighbours.ADD_REMOVE)
-        noises[accounting] = probe.optimiser(point).scale_of(event, 2000) or 0.0
+        noises[accounting] = probe.optimizer(point).scale_of(event, 2000) or 0.0
     expected = noise_multiplier(Budget(1.0, 1e-5), lambda noise: probe.event_with(point, noise), accountant="rdp")
     assert noises["rdp"] == pytest.approx(expected, rel=1e-6)
     assert noises["rdp"] > 1.02 * noises["pld"]

@@ -63,7 +63,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def adapt(study: Any, files: Path) -> Any:
     del files
-    lists = ("epsilon", "batch_size", "lr", "clip", "pull_strength", "similarity")
+    lists = ("epsilon", "batch_size", "lr", "clip", "fisher_alpha", "similarity")
     grids = [replace(grid, **{name: getattr(grid, name)[:1] for name in lists}) for grid in study.arms]
     return replace(study, arms=tuple(grids), data=replace(study.data, per_shift=2), seeds=study.seeds[:1], workers=1)
 

@@ -91,8 +91,8 @@ def test_several_trials_share_the_budget_with_their_scores(trials: int, neighbou
     assert [factor / noise for noise in runs] == pytest.approx([expected] * trials, rel=1e-8)
     assert mu * (1 - 1e-8) < total(ledger, factor) <= mu
     assert found.guarantee.epsilon <= 1.0
-    assert found.flattering is not None
-    assert found.flattering.epsilon == pytest.approx(epsilon(expected), rel=1e-6)
+    assert found.final_run_guarantee is not None
+    assert found.final_run_guarantee.epsilon == pytest.approx(epsilon(expected), rel=1e-6)
 
 
 def test_scores_take_at_most_their_share() -> None:
@@ -183,8 +183,8 @@ def test_a_grid_of_full_runs_says_what_it_really_cost() -> None:
     assert total(ledger) == pytest.approx(expected)
     assert found.guarantee.epsilon == pytest.approx(epsilon(expected), rel=1e-6)
     assert found.guarantee.epsilon > 3.2
-    assert found.flattering is not None
-    assert found.flattering.epsilon == pytest.approx(1.0)
+    assert found.final_run_guarantee is not None
+    assert found.final_run_guarantee.epsilon == pytest.approx(1.0)
 
 
 def test_a_subject_that_cannot_afford_all_runs_pays_for_none() -> None:
@@ -226,7 +226,7 @@ def sampled(size: int = 400) -> tune.Finetuning:
         model,
         (inputs, (inputs[:, 0] > 0).long()),
         size=size,
-        optimiser=lambda point: DPSGD(lr=point.lr, steps=point.steps, batch=100),
+        optimizer=lambda point: DPSGD(lr=point.lr, steps=point.steps, batch=100),
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit import finetune, tune
-from tacit.finetune import DPGD, DPSGD, Optimiser
+from tacit.finetune import DPGD, DPSGD, Optimizer
 from tacit.privacy import Budget, Ledger, Neighbours, Receipt, accounting, events
 from tacit.privacy.events import same
 
@@ -36,14 +36,14 @@ def charged(event: events.DpEvent, **terms: object) -> tuple[Ledger, Receipt]:
 
 @pytest.mark.parametrize("neighbours", list(Neighbours))
 def test_a_run_on_a_receipt_is_the_same_run(neighbours: Neighbours) -> None:
-    data, optimiser = rows(), DPGD(lr=0.5, steps=5)
+    data, optimizer = rows(), DPGD(lr=0.5, steps=5)
     first = Ledger("sqlite://")
     first.subject("people", Budget(20.0, 1e-5), neighbours=neighbours)
-    common = {"optimiser": optimiser, "delta": 1e-5, "scheme": "linear", "classes": 3, "size": 400}
+    common = {"optimizer": optimizer, "delta": 1e-5, "scheme": "linear", "classes": 3, "size": 400}
     paid = finetune.fit(
         probe(), data, epsilon=2.0, ledger=first, subject="people", neighbours=neighbours, seed=7, **common
     )
-    event = optimiser.event(paid.noise_multiplier, 400)
+    event = optimizer.event(paid.noise_multiplier, 400)
     ledger, receipt = charged(event, neighbours=neighbours)
     again = finetune.fit(probe(), data, receipt=receipt, **common)
     assert again.noise_multiplier == pytest.approx(paid.noise_multiplier)
@@ -54,20 +54,20 @@ def test_a_run_on_a_receipt_is_the_same_run(neighbours: Neighbours) -> None:
 
 
 def test_a_receipt_of_another_run_is_refused() -> None:
-    data, optimiser = rows(), DPGD(lr=0.5, steps=5)
+    data, optimizer = rows(), DPGD(lr=0.5, steps=5)
     for wrong in (events.gaussian(3.0, steps=6), events.gaussian(3.0, steps=4), events.laplace(3.0, steps=5)):
         _, receipt = charged(wrong)
         with pytest.raises(ValueError, match="did not pay for 5 steps of DPGD"):
             finetune.fit(
-                probe(), data, optimiser=optimiser, delta=1e-5, scheme="linear", classes=3, size=400, receipt=receipt
+                probe(), data, optimizer=optimizer, delta=1e-5, scheme="linear", classes=3, size=400, receipt=receipt
             )
         assert receipt.used == 0
     _, receipt = charged(events.gaussian(3.0, steps=5))
     for extra in ({"epsilon": 1.0}, {"ledger": Ledger("sqlite://")}, {"subject": "x"}):
         with pytest.raises(ValueError, match="is paid for"):
-            finetune.fit(probe(), data, optimiser=optimiser, delta=1e-5, size=400, receipt=receipt, **extra)  # type: ignore[arg-type]
+            finetune.fit(probe(), data, optimizer=optimizer, delta=1e-5, size=400, receipt=receipt, **extra)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Say epsilon="):
-        finetune.fit(probe(), data, optimiser=optimiser, delta=1e-5, size=400)
+        finetune.fit(probe(), data, optimizer=optimizer, delta=1e-5, size=400)
 
 
 @pytest.mark.parametrize("neighbours", list(Neighbours))
@@ -81,12 +81,12 @@ def test_a_trial_is_worth_its_mu(neighbours: Neighbours, mu: float) -> None:
     assert neighbours.factor * math.sqrt(7) / leaf.noise_multiplier == pytest.approx(mu)
 
 
-def small(hyperparameters: tune.Hyperparameters) -> Optimiser:
+def small(hyperparameters: tune.Hyperparameters) -> Optimizer:
     return DPSGD(lr=hyperparameters.lr, steps=hyperparameters.steps, batch=40)
 
 
 def test_batches_drawn_by_chance_meet_the_epsilon_of_their_mu() -> None:
-    trainable = tune.Finetuning(probe(), rows(), classes=3, size=400, optimiser=small)
+    trainable = tune.Finetuning(probe(), rows(), classes=3, size=400, optimizer=small)
     point = tune.Hyperparameters(lr=0.1, steps=7)
     assert trainable.sampled(point)
     event = trainable.event(point, 0.3, Neighbours.ADD_REMOVE)
@@ -107,7 +107,7 @@ def test_the_head_on_cached_features_is_the_whole_model() -> None:
     alone = finetune.fit(
         probe(),
         (inputs, labels),
-        optimiser=tune.dpgd(point),
+        optimizer=tune.dpgd(point),
         delta=1e-5,
         scheme="linear",
         classes=3,
@@ -149,7 +149,7 @@ def test_a_whole_search(scheme: str) -> None:
 
 def test_a_search_with_batches_drawn_by_chance_is_composed_by_pld() -> None:
     ledger, budget = Ledger("sqlite://"), Budget(3.0, 1e-5)
-    trainable = tune.Finetuning(probe(), rows(), classes=3, size=400, optimiser=small)
+    trainable = tune.Finetuning(probe(), rows(), classes=3, size=400, optimizer=small)
     plan = tune.plan(budget, 1, sweeps=(0.2, 0.4), size=400)
     found = tune.linear_scaling(trainable, BOX, budget, ledger=ledger, subject="people", plan=plan, draw_seed=0)
     charges = [events.from_json(e.body["event"]) for e in ledger.entries("people") if e.kind == "charge"]

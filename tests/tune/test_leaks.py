@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tacit import finetune, tune
 from tacit.data._records import Rows
 from tacit.data._tensor_records import Table
-from tacit.finetune import DPFTRL, DPGD, DPSGD, Optimiser
+from tacit.finetune import DPFTRL, DPGD, DPSGD, Optimizer
 from tacit.finetune._evaluation import right_by_unit
 from tacit.finetune._tasks import Classes, Labels
 from tacit.privacy import Budget, BudgetExceeded, Ledger, Neighbours, Receipt, ReceiptError, Unit, events, mechanisms
@@ -63,17 +63,17 @@ def charges(ledger: Ledger) -> int:
 # A receipt serves one run
 
 
-def in_batches(hyperparameters: tune.Hyperparameters) -> Optimiser:
+def in_batches(hyperparameters: tune.Hyperparameters) -> Optimizer:
     return DPFTRL(batches=10, lr=hyperparameters.lr)
 
 
-@pytest.mark.parametrize("optimiser", [DPFTRL(batches=10, lr=0.1), DPGD(steps=10, lr=0.1)])
-def test_a_run_that_was_interrupted_is_not_begun_again_on_its_receipt(optimiser: Optimiser) -> None:
+@pytest.mark.parametrize("optimizer", [DPFTRL(batches=10, lr=0.1), DPGD(steps=10, lr=0.1)])
+def test_a_run_that_was_interrupted_is_not_begun_again_on_its_receipt(optimizer: Optimizer) -> None:
     """A stream is one release because nobody is in it twice; half of it and another from the start would be."""
     ledger = Ledger("sqlite://")
     ledger.subject("people", Budget(20.0, 1e-5), neighbours="replace-one")
-    receipt = ledger.charge("people", optimiser.event(10.0, 400), stage="tune")
-    fit = partial(finetune.fit, optimiser=optimiser, delta=1e-5, scheme="linear", classes=3, receipt=receipt)
+    receipt = ledger.charge("people", optimizer.event(10.0, 400), stage="tune")
+    fit = partial(finetune.fit, optimizer=optimizer, delta=1e-5, scheme="linear", classes=3, receipt=receipt)
 
     def interrupts(step: int, _: Any) -> None:
         if step == 4:
@@ -89,11 +89,11 @@ def test_a_run_that_was_interrupted_is_not_begun_again_on_its_receipt(optimiser:
 
 def test_no_two_runs_begin_on_one_receipt() -> None:
     """The second begins before the first has released anything."""
-    optimiser = DPFTRL(batches=5, lr=0.1)
+    optimizer = DPFTRL(batches=5, lr=0.1)
     ledger = Ledger("sqlite://")
     ledger.subject("people", Budget(20.0, 1e-5), neighbours="replace-one")
-    receipt = ledger.charge("people", optimiser.event(1.0, 400), stage="tune")
-    fit = partial(finetune.fit, optimiser=optimiser, delta=1e-5, scheme="linear", classes=3, receipt=receipt)
+    receipt = ledger.charge("people", optimizer.event(1.0, 400), stage="tune")
+    fit = partial(finetune.fit, optimizer=optimizer, delta=1e-5, scheme="linear", classes=3, receipt=receipt)
     refused: list[str] = []
 
     def begins(step: int, _: Any) -> None:
@@ -109,7 +109,7 @@ def test_no_two_runs_begin_on_one_receipt() -> None:
 
 def test_a_search_over_fixed_passes_is_charged_as_one_release_each() -> None:
     ledger = Ledger("sqlite://")
-    trainable = tune.Finetuning(probe(), rows(), classes=3, size=400, optimiser=in_batches)
+    trainable = tune.Finetuning(probe(), rows(), classes=3, size=400, optimizer=in_batches)
     found = tune.linear_scaling(
         trainable, BOX, EIGHT, ledger=ledger, subject="people", neighbours="replace-one", trials=1
     )
@@ -260,7 +260,7 @@ def test_a_task_that_cannot_be_scored_is_refused_before_there_is_a_trial() -> No
         def check(self, labels: Tensor) -> None:
             del labels
 
-        beliefs, right = Classes(3).beliefs, Classes(3).right
+        probs, right = Classes(3).probs, Classes(3).right
 
     task: Any = Old()
     with pytest.raises(ValueError, match="measure='accuracy'"):
@@ -270,13 +270,13 @@ def test_a_task_that_cannot_be_scored_is_refused_before_there_is_a_trial() -> No
 
 def test_fixed_places_under_add_remove_are_refused_before_a_charge() -> None:
     ledger = Ledger("sqlite://")
-    trainable = tune.Finetuning(probe(), rows(), classes=3, size=400, optimiser=in_batches)
+    trainable = tune.Finetuning(probe(), rows(), classes=3, size=400, optimizer=in_batches)
     with pytest.raises(ValueError, match="say neighbours='replace-one'"):
         tune.linear_scaling(trainable, BOX, EIGHT, ledger=ledger, subject="people")
     assert charges(ledger) == 0
 
 
-def hidden(hyperparameters: tune.Hyperparameters) -> Optimiser:
+def hidden(hyperparameters: tune.Hyperparameters) -> Optimizer:
     """Batches by chance in the middle of the box alone, where no corner tells of them."""
     if hyperparameters.steps == 3:
         return DPSGD(lr=hyperparameters.lr, steps=3, batch=40)
@@ -285,19 +285,19 @@ def hidden(hyperparameters: tune.Hyperparameters) -> Optimiser:
 
 def test_chance_that_the_corners_do_not_tell_of_is_refused_by_the_ledger() -> None:
     ledger = Ledger("sqlite://")
-    trainable = tune.Finetuning(probe(), rows(), classes=3, size=400, optimiser=hidden)
+    trainable = tune.Finetuning(probe(), rows(), classes=3, size=400, optimizer=hidden)
     with pytest.raises(ValueError, match="A sampled release is not a Gaussian one"):
         tune.grid_search(trainable, BOX, EIGHT, ledger=ledger, subject="people", points=3)
     assert ledger.spent("people").epsilon <= 8.0
 
 
-def by_batch(hyperparameters: tune.Hyperparameters) -> Optimiser:
+def by_batch(hyperparameters: tune.Hyperparameters) -> Optimizer:
     return DPSGD(lr=hyperparameters.lr, steps=hyperparameters.steps, batch=hyperparameters.batch or 1)
 
 
 @pytest.mark.parametrize(("batch", "sampled"), [((100, 800), True), ((400, 800), False), ((399, 399), True)])
 def test_a_box_of_batches_is_sampled_if_any_of_them_is(batch: tuple[int, int], sampled: bool) -> None:
-    trainable = tune.Finetuning(probe(), rows(), classes=3, size=400, optimiser=by_batch)
+    trainable = tune.Finetuning(probe(), rows(), classes=3, size=400, optimizer=by_batch)
     box = tune.Space(lr=(0.1, 1.0), steps=(2, 4), batch=batch)
     assert tune.sampled.is_sampled(trainable, box) is sampled
 

@@ -53,8 +53,8 @@ def test_every_charge_is_in_the_ledger_and_the_total_is_kept() -> None:
     assert spent(ledger, "people") <= ONE.mu
     assert found.guarantee.epsilon <= 1.0
     assert found.guarantee.epsilon == pytest.approx(epsilon_of(found.plan.mu, 1e-5), rel=1e-6)
-    assert found.flattering is not None
-    assert found.flattering.epsilon < found.guarantee.epsilon
+    assert found.final_run_guarantee is not None
+    assert found.final_run_guarantee.epsilon < found.guarantee.epsilon
     with pytest.raises(BudgetExceeded):
         tune.linear_scaling(hill, BOX, ONE, ledger=ledger, subject="people")
 

@@ -67,8 +67,8 @@ def test_the_search_is_one_charge_within_the_budget(shape: float, neighbours: Ne
     assert found.guarantee.epsilon == pytest.approx(1.0, rel=3e-4)
     assert found.guarantee.epsilon <= 1.0
     assert found.trials == ()
-    assert found.flattering is not None
-    assert found.flattering.epsilon < 0.8
+    assert found.final_run_guarantee is not None
+    assert found.final_run_guarantee.epsilon < 0.8
 
 
 class Loud(Hill):
@@ -260,7 +260,7 @@ def poisson(point: tune.Hyperparameters) -> Any:
 
 def test_batches_drawn_by_chance_need_fixed_steps() -> None:
     ledger, told = Ledger("sqlite://"), []
-    tuned = tune.Finetuning(nn.Sequential(nn.Identity(), nn.Linear(4, 2)), rows(), size=400, optimiser=poisson)
+    tuned = tune.Finetuning(nn.Sequential(nn.Identity(), nn.Linear(4, 2)), rows(), size=400, optimizer=poisson)
     budget = Budget(8.0, 1e-5)
     with pytest.raises(ValueError, match="fix steps and batch"):
         tune.repeat_and_select(tuned, tune.Space(lr=(0.1, 1.0), steps=(2, 8)), budget, ledger=ledger, subject="people")

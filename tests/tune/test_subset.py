@@ -114,7 +114,7 @@ def test_a_split_keeps_owners_together() -> None:
 
 def test_a_part_stands_for_its_records() -> None:
     class Texts:
-        chances, most_rows, scored_by = 2, 3, "unit"
+        uniforms, most_rows, scored_by = 2, 3, "unit"
         sizes = torch.tensor([5, 6, 7, 8])
 
         def __len__(self) -> int:
@@ -123,14 +123,14 @@ def test_a_part_stands_for_its_records() -> None:
         def labels(self) -> Tensor:
             return torch.arange(4)
 
-        def rows(self, units: Tensor, chances: Tensor | None) -> Any:
-            return units.tolist(), chances
+        def rows(self, units: Tensor, uniforms: Tensor | None) -> Any:
+            return units.tolist(), uniforms
 
         def fingerprint(self) -> str:
             return "texts"
 
     part, other = Part(Texts(), torch.tensor([1, 3])), Part(Texts(), torch.tensor([1, 2]))
-    assert (len(part), part.chances, part.most_rows, part.scored_by) == (2, 2, 3, "unit")
+    assert (len(part), part.uniforms, part.most_rows, part.scored_by) == (2, 2, 3, "unit")
     assert part.rows(torch.tensor([1, 0]), None) == ([3, 1], None)
     assert part.sizes.tolist() == [6, 8]
     assert not hasattr(part, "made_up")
@@ -231,7 +231,7 @@ def test_batches_drawn_by_chance_are_planned_for_the_rest() -> None:
         return DPSGD(lr=point.lr, steps=point.steps, batch=50)
 
     ledger = Ledger("sqlite://")
-    whole = tune.Finetuning(nn.Sequential(nn.Identity(), nn.Linear(4, 2)), rows(), size=600, optimiser=poisson)
+    whole = tune.Finetuning(nn.Sequential(nn.Identity(), nn.Linear(4, 2)), rows(), size=600, optimizer=poisson)
     box, budget = tune.Space(lr=(0.1, 1.0), steps=(3, 3)), Budget(8.0, 1e-5)
     tune.subset_search(whole, box, budget, ledger=ledger, subject="p", rate=0.5, search=tune.random_search)
     spent = ledger.spent("p, the rest")

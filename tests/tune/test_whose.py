@@ -96,8 +96,8 @@ def test_a_method_speaks_for_its_trainable() -> None:
 class Ranked(Classes):
     """How sure a row is, as a rank among the others."""
 
-    def sure(self, beliefs: Tensor, labels: Tensor) -> Tensor:
-        mine = beliefs.gather(1, labels[:, None])[:, 0].double()
+    def confidence(self, probs: Tensor, labels: Tensor) -> Tensor:
+        mine = probs.gather(1, labels[:, None])[:, 0].double()
         return mine.argsort().argsort().double() / len(mine)
 
 

@@ -78,7 +78,7 @@ def test_one_run_learns_without_a_learning_rate() -> None:
         nn.Sequential(nn.Identity(), nn.Linear(6, 2)),
         (inputs, (inputs[:, 0] > 0).long()),
         size=3000,
-        optimiser=tune.dpgd_wosm,
+        optimizer=tune.dpgd_wosm,
     )
     ledger = Ledger("sqlite://")
     found = tune.adam_without_second_moment(
@@ -95,7 +95,7 @@ def test_batches_drawn_by_chance_are_divided_by_their_mean_size() -> None:
         nn.Sequential(nn.Identity(), nn.Linear(4, 2)),
         (inputs, (inputs[:, 0] > 0).long()),
         size=400,
-        optimiser=lambda point: DPSGD(
+        optimizer=lambda point: DPSGD(
             lr=point.lr, steps=point.steps, batch=point.batch or 50, momentum=0.9, schedule="debiased"
         ),
     )

@@ -4,7 +4,7 @@ from tacit.adapt._adapter import Adapter, Options
 from tacit.adapt._constructors import COME, EATA, SAR, DeYO, Tent, come, deyo, eata, sar, tent
 from tacit.adapt._evaluate_stream import Scores, follow
 from tacit.adapt._fisher import Fisher, fisher
-from tacit.adapt._methods import Certain, Filter, Method, Structured, Unusual
+from tacit.adapt._methods import EntropyFilter, Filter, Method, PLPDFilter, RedundancyFilter
 from tacit.adapt._privacy_config import DP, Clip, Privacy
 from tacit.adapt._saving import close_adapter, resume_adapter, save_adapter
 from tacit.adapt._steps import Curator
@@ -16,19 +16,19 @@ __all__ = [
     "EATA",
     "SAR",
     "Adapter",
-    "Certain",
     "Clip",
     "Curator",
     "DeYO",
+    "EntropyFilter",
     "Filter",
     "Fisher",
     "Method",
     "Options",
+    "PLPDFilter",
     "Privacy",
+    "RedundancyFilter",
     "Scores",
-    "Structured",
     "Tent",
-    "Unusual",
     "close_adapter",
     "come",
     "deyo",

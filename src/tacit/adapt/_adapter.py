@@ -16,7 +16,7 @@ from tacit._saving import save_result
 from tacit.adapt._memory import Memory
 from tacit.adapt._methods import Method
 from tacit.adapt._noise import NoisyStream, open_account
-from tacit.adapt._participation import Attendance, numbered
+from tacit.adapt._participation import Participation, numbered
 from tacit.adapt._privacy_config import DP, Clip, Privacy
 from tacit.adapt._steps import Clipped, Curator, Gradient, Plain, Shared, Step
 from tacit.gradients import refuse_live_statistics
@@ -31,7 +31,7 @@ class Options(TypedDict, total=False):
     batch_size: int  # the denominator of every update; a batch may have fewer rows, never more
     lr: float
     momentum: float
-    optimiser: Literal["sgd", "adam"]
+    optimizer: Literal["sgd", "adam"]
     scheme: str  # which parameters, by the type of their layer; see tacit.models.select
     classes: Tensor | None  # a mask over the classes that may occur; predictions stay over all
     ledger: Ledger | None
@@ -70,7 +70,7 @@ class Adapter:
         batch_size: int = 64,
         lr: float = 0.005,
         momentum: float = 0.9,
-        optimiser: Literal["sgd", "adam"] = "sgd",
+        optimizer: Literal["sgd", "adam"] = "sgd",
         scheme: str = "norms",
         classes: Tensor | None = None,
         ledger: Ledger | None = None,
@@ -85,8 +85,8 @@ class Adapter:
             check_count(value, "batch_size, lease and microbatch")
         if not (0 < lr < math.inf and 0 <= momentum < 1):
             raise ValueError(f"lr must be positive and momentum in [0, 1), not {lr!r} and {momentum!r}.")
-        if optimiser not in ("sgd", "adam"):
-            raise ValueError(f"The optimiser is sgd or adam, not {optimiser!r}.")
+        if optimizer not in ("sgd", "adam"):
+            raise ValueError(f"The optimiser is sgd or adam, not {optimizer!r}.")
         if privacy is not None and not isinstance(privacy, Clip | DP):
             raise TypeError(f"privacy is None, Clip(...) or DP(...), not {privacy!r}.")
         self._layers = list(model.named_modules())
@@ -106,14 +106,14 @@ class Adapter:
         self.parameters = {name: p for name, p in model.named_parameters() if name in names}
         self.origin = {name: p.detach().clone() for name, p in self.parameters.items()}
         self.memory = Memory()
-        self.attendance = Attendance(
+        self.participation = Participation(
             *((privacy.contributions, privacy.separation) if isinstance(privacy, DP) else (1 << 62, 1))
         )
         self.unit = Unit(unit)
-        self.told_units = False  # whether every batch came with unit_ids=
+        self.has_unit_ids = False  # whether every batch came with unit_ids=
         self.steps = 0  # batches seen, or given up after a kill: the number of the next one
-        self.optimise = {"kind": optimiser, "lr": lr, "momentum": momentum}
-        self.optimiser = self._new_optimiser()
+        self.optimize = {"kind": optimizer, "lr": lr, "momentum": momentum}
+        self.optimizer = self._new_optimizer()
         self._kind: tuple[torch.Size, torch.dtype, torch.device] | None = None  # of a row, from the first batch on
         self.classes = classes
         self._step = self._make_step(microbatch, curator)
@@ -168,7 +168,7 @@ class Adapter:
             return []
         times = "one row" if self.privacy.contributions == 1 else f"rows in at most {self.privacy.contributions} steps"
         said = ["arrival times, batch sizes and the length of the stream are public"]
-        if not self.told_units:
+        if not self.has_unit_ids:
             said.append(f"assumes {times} per person: not every batch came with unit_ids, so it was not enforced")
         elif self.privacy.neighbours is Neighbours.REPLACE_ONE:
             said.append(f"a {self.unit} that takes another's place brings an id that nobody else has")
@@ -208,8 +208,8 @@ class Adapter:
         """One step. If it fails before its release it has not happened: the same batch may come again."""
         if self.stream is not None:
             self.stream.lease()
-        self.told_units = units is not None and (self.told_units or self.steps == 0)
-        taking = finite if units is None else finite & self.attendance.admit(units, self.steps)
+        self.has_unit_ids = units is not None and (self.has_unit_ids or self.steps == 0)
+        taking = finite if units is None else finite & self.participation.admit(units, self.steps)
         rows = self._step.rows(images, units)
         try:
             found = self._step(rows, None if bool(taking.all()) else taking)
@@ -221,28 +221,28 @@ class Adapter:
         return found
 
     def _update(self, gradient: Gradient) -> None:
-        anchor, strength = self.method.anchor, self.method.pull_strength
+        anchor, strength = self.method.anchor, self.method.fisher_alpha
         for name, parameter in self.parameters.items():
             value = gradient[name]
             if anchor is not None:  # after the noise: it reads no private data
                 value = value + strength * anchor.gradient(name, parameter.detach())
             parameter.grad = value.to(parameter.dtype)
-        self.optimiser.step()
-        self.optimiser.zero_grad()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
     def _should_recover(self) -> bool:
-        """SAR's reset; `mood` is only ever filled in the forms that are not private."""
-        threshold, mood = self.method.recovery, self.memory.mood
-        if threshold is None or mood is None:
+        """SAR's reset; `ema_entropy` is only ever filled in the forms that are not private."""
+        threshold, ema_entropy = self.method.recovery, self.memory.ema_entropy
+        if threshold is None or ema_entropy is None:
             return False
         count = self._class_count if self.classes is None else int(self.classes.sum())
-        return mood < threshold * math.log(count)
+        return ema_entropy < threshold * math.log(count)
 
     def _restore(self) -> None:
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(self.origin[name])
-        self.optimiser = self._new_optimiser()
+        self.optimizer = self._new_optimizer()
         self.memory.forget()
 
     def _check(self, images: Tensor, unit_ids: Any) -> Tensor | None:
@@ -306,11 +306,11 @@ class Adapter:
             curator=curator,
         )
 
-    def _new_optimiser(self) -> torch.optim.Optimizer:
-        values, lr = list(self.parameters.values()), float(self.optimise["lr"])
-        if self.optimise["kind"] == "adam":
+    def _new_optimizer(self) -> torch.optim.Optimizer:
+        values, lr = list(self.parameters.values()), float(self.optimize["lr"])
+        if self.optimize["kind"] == "adam":
             return torch.optim.Adam(values, lr=lr)
-        return torch.optim.SGD(values, lr=lr, momentum=float(self.optimise["momentum"]))
+        return torch.optim.SGD(values, lr=lr, momentum=float(self.optimize["momentum"]))
 
     def __repr__(self) -> str:
         promise = "not private" if self.stream is None else f"epsilon {self.privacy.epsilon:g}"  # type: ignore[union-attr]

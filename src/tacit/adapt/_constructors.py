@@ -9,7 +9,7 @@ from torch import nn
 
 from tacit.adapt._adapter import Adapter, Options
 from tacit.adapt._fisher import Fisher
-from tacit.adapt._methods import Certain, Method, Structured, Unusual
+from tacit.adapt._methods import EntropyFilter, Method, PLPDFilter, RedundancyFilter
 from tacit.adapt._privacy_config import Privacy
 from tacit.adapt._uncertainty import opinion, opinion_as_printed
 
@@ -23,15 +23,15 @@ def tent() -> Method:
 
 
 def eata(
-    *, margin: float = 0.4, similarity: float = 0.05, anchor: Fisher | None = None, pull_strength: float = 1.0
+    *, margin: float = 0.4, similarity: float = 0.05, anchor: Fisher | None = None, fisher_alpha: float = 1.0
 ) -> Method:
     """Trust certain and unusual predictions more, and stay near the source model (Niu et al., 2022)."""
     return Method(
         name="EATA",
-        filters=(Certain(margin), Unusual(similarity)),
+        filters=(EntropyFilter(margin), RedundancyFilter(similarity)),
         certainty_weight=margin,
         anchor=anchor,
-        pull_strength=pull_strength,
+        fisher_alpha=fisher_alpha,
     )
 
 
@@ -43,7 +43,7 @@ def sar(*, margin: float = 0.4, radius: float = 0.05, recovery: float = 0.029, s
     """
     return Method(
         name="SAR",
-        filters=(Certain(margin),),
+        filters=(EntropyFilter(margin),),
         sharpness=radius,
         filter_again=True,
         recovery=recovery,
@@ -62,7 +62,7 @@ def deyo(
     """Trust predictions that need the object's shape: shuffled patches must hurt them (Lee et al., 2024)."""
     return Method(
         name="DeYO",
-        filters=(Certain(margin), Structured(threshold)),
+        filters=(EntropyFilter(margin), PLPDFilter(threshold)),
         certainty_weight=weight_margin,
         structure_weight=True,
         patches=patches,
@@ -93,11 +93,11 @@ def EATA(  # noqa: N802
     margin: float = 0.4,
     similarity: float = 0.05,
     anchor: Fisher | None = None,
-    pull_strength: float = 1.0,
+    fisher_alpha: float = 1.0,
     **options: Unpack[Options],
 ) -> Adapter:
     """An adapter that runs EATA; `anchor` comes from `adapt.fisher` on public images."""
-    method = eata(margin=margin, similarity=similarity, anchor=anchor, pull_strength=pull_strength)
+    method = eata(margin=margin, similarity=similarity, anchor=anchor, fisher_alpha=fisher_alpha)
     return Adapter(model, method, privacy=privacy, **options)
 
 

@@ -13,10 +13,10 @@ from tacit.adapt._views import View
 
 @dataclass
 class Memory:
-    """`usual` and `mood` read un-noised data: only the forms that are not private ever fill them."""
+    """`mean_probs` and `ema_entropy` read un-noised data: only the forms that are not private ever fill them."""
 
-    usual: Tensor | None = None  # EATA: moving average of predictions
-    mood: float | None = None  # SAR: moving average of the uncertainty
+    mean_probs: Tensor | None = None  # EATA: moving average of predictions
+    ema_entropy: float | None = None  # SAR: moving average of the uncertainty
     last: dict[str, Tensor] | None = None  # the last released gradient, noise included: DP-SAR climbs along it
     bound: float | None = None  # the clip of an adaptive policy, moved by released counts
 
@@ -37,11 +37,11 @@ class Memory:
         if len(probabilities) == 0:
             return
         mean = probabilities.mean(0)
-        self.usual = mean if self.usual is None else momentum * self.usual + (1 - momentum) * mean
+        self.mean_probs = mean if self.mean_probs is None else momentum * self.mean_probs + (1 - momentum) * mean
 
     def note_mood(self, unsure: Tensor, momentum: float = 0.9) -> None:
         """SAR's moving average of its loss."""
         if len(unsure) == 0 or not bool(torch.isfinite(unsure).all()):
             return
         mean = float(unsure.mean())
-        self.mood = mean if self.mood is None else momentum * self.mood + (1 - momentum) * mean
+        self.ema_entropy = mean if self.ema_entropy is None else momentum * self.ema_entropy + (1 - momentum) * mean

@@ -29,7 +29,7 @@ class Filter(ABC):
 
 
 @dataclass(frozen=True)
-class Certain(Filter):
+class EntropyFilter(Filter):
     """Rows less uncertain than `margin` ln K (EATA's filter 1, SAR's, DeYO's first)."""
 
     margin: float = 0.4
@@ -39,28 +39,28 @@ class Certain(Filter):
 
 
 @dataclass(frozen=True)
-class Unusual(Filter):
+class RedundancyFilter(Filter):
     """Rows whose prediction is unlike the moving average of past ones (EATA's filter 2)."""
 
     similarity: float = 0.05
     per_sample = False
 
     def keep(self, view: View, unsure: Tensor) -> Tensor:
-        if view.usual is None:
+        if view.mean_probs is None:
             return torch.ones_like(unsure, dtype=torch.bool)
-        alike = functional.cosine_similarity(view.usual[None], view.logits.detach().softmax(1), dim=1)
+        alike = functional.cosine_similarity(view.mean_probs[None], view.logits.detach().softmax(1), dim=1)
         return alike.abs() < self.similarity
 
 
 @dataclass(frozen=True)
-class Structured(Filter):
+class PLPDFilter(Filter):
     """Rows whose prediction suffers when the image's patches are shuffled (DeYO's second)."""
 
     threshold: float = 0.2
 
     def keep(self, view: View, unsure: Tensor) -> Tensor:
         del unsure
-        return view.destroyed() > self.threshold
+        return view.plpd() > self.threshold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class Method:
     structure_weight: bool = False  # + exp(PLPD): DeYO
     patches: int | None = None  # per side, where shuffled images are needed
     anchor: Fisher | None = None  # from public data, hence free: pulls towards the source model
-    pull_strength: float = 0.0
+    fisher_alpha: float = 0.0
     sharpness: float | None = None  # radius of SAR's perturbation
     filter_again: bool = False  # SAR's: once more after the perturbation
     recovery: float | None = None  # SAR's: back to the source when the mean uncertainty falls below this share of ln K
@@ -87,7 +87,7 @@ class Method:
             return unsure
         weight = torch.exp(self.certainty_weight * view.scale - unsure.detach())
         if self.structure_weight:
-            weight = weight + torch.exp(view.destroyed())
+            weight = weight + torch.exp(view.plpd())
         return weight * unsure
 
     def keep(self, view: View, filters: tuple[Filter, ...] | None = None) -> Tensor:
@@ -103,7 +103,7 @@ class Method:
         """What is asked once more after the perturbation: how certain a row is (SAR)."""
         if not self.filter_again:
             return ()
-        return tuple(each for each in self.filters if isinstance(each, Certain)) or (Certain(),)
+        return tuple(each for each in self.filters if isinstance(each, EntropyFilter)) or (EntropyFilter(),)
 
     @property
     def private_filters(self) -> tuple[Filter, ...]:

@@ -131,7 +131,7 @@ class NoisyStream:
         if receipt.subject != account.subject:
             raise ValueError(f"Receipt {receipt.id[:8]} was charged to {receipt.subject}, not to {account.subject}.")
 
-    def take_up(self, receipt: Receipt, stream: GaussianStream) -> None:
+    def resume(self, receipt: Receipt, stream: GaussianStream) -> None:
         """Go on with a stream that an earlier process paid for."""
         self._receipt, self._stream = receipt, stream
 

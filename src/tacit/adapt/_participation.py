@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 
-class Attendance:
+class Participation:
     """Counts the steps of each unit. Private: kept in memory, and in a 0600 file where the run is to survive a kill.
 
     The file gets one line per step, on disk before the step's release, so that a unit never takes part once more
@@ -46,7 +46,7 @@ class Attendance:
             self._note(_line(step, wanted))
         return torch.tensor([unit in allowed for unit in units.tolist()], dtype=torch.bool)
 
-    def take_up(self, path: Path) -> None:
+    def resume(self, path: Path) -> None:
         """Take over what an earlier process noted, and go on noting there."""
         self._path, self._read = path, 0
         self._seen.clear()

@@ -38,7 +38,7 @@ def save_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | No
     if stream is not None and stream.stream is not None:
         folder = checkpoints.private_folder(stream.account.ledger, private)
         leases.check_holder(stream.account.ledger, stream.stream.receipt)
-        adapter.attendance.keep_at(folder / f"tacit-{stream.stream.receipt.id}.attendance")
+        adapter.participation.keep_at(folder / f"tacit-{stream.stream.receipt.id}.attendance")
         secret = leases.secret_of(stream.stream)
         checkpoints.write(folder / f"tacit-{secret.receipt}.secret", _pack_secret(secret), 0o600)
     checkpoints.write(Path(path), _pack(adapter, secret))
@@ -60,7 +60,7 @@ def resume_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | 
     if facts["receipt"] is not None:
         if adapter.stream is None:
             raise ValueError("This checkpoint is of a private run: take it up with the same privacy and its ledger.")
-        exact = _take_up(adapter, adapter.stream, facts, private)
+        exact = _resume(adapter, adapter.stream, facts, private)
     _restore(adapter, tensors, facts)
     if adapter.stream is not None:
         adapter.steps = max(adapter.steps, adapter.stream.steps)
@@ -79,24 +79,24 @@ def close_adapter(adapter: Adapter, *, private: str | Path | None = None) -> Non
     ledger.settle(receipt)
     if ledger.durable:
         folder = checkpoints.private_folder(ledger, private)
-        for ending in ("secret", "attendance"):
+        for ending in ("secret", "participation"):
             (folder / f"tacit-{receipt.id}.{ending}").unlink(missing_ok=True)
 
 
-def _take_up(adapter: Adapter, stream: NoisyStream, facts: dict[str, Any], private: str | Path | None) -> bool:
+def _resume(adapter: Adapter, stream: NoisyStream, facts: dict[str, Any], private: str | Path | None) -> bool:
     ledger, receipt_id = stream.account.ledger, facts["receipt"]
     folder = checkpoints.private_folder(ledger, private)
     stream.refuse_stranger(ledger.receipt(receipt_id))
-    attendance, file = (folder / f"tacit-{receipt_id}.{kind}" for kind in ("attendance", "secret"))
-    if facts["units"] and not attendance.exists():
-        raise ValueError(f"Who took part is not in {attendance}: say where it is with private=.")
-    adapter.attendance.take_up(attendance)
+    participation, file = (folder / f"tacit-{receipt_id}.{kind}" for kind in ("participation", "secret"))
+    if facts["units"] and not participation.exists():
+        raise ValueError(f"Who took part is not in {participation}: say where it is with private=.")
+    adapter.participation.resume(participation)
     secret = _unpack_secret(file.read_bytes()) if file.exists() else None
     if secret is not None and leases.digest(secret) != facts["save"]:
         secret = None  # of another save than this checkpoint
     receipt, noise, exact = leases.resume(ledger, receipt_id, secret)
     file.unlink(missing_ok=True)  # it is worth nothing any more
-    stream.take_up(receipt, noise)
+    stream.resume(receipt, noise)
     return exact
 
 
@@ -114,7 +114,7 @@ def _describe(adapter: Adapter) -> dict[str, Any]:
         "classes": None if classes is None else classes.nonzero().flatten().tolist(),
         "privacy": repr(adapter.privacy),
         "batch size": adapter.batch_size,
-        "optimiser": adapter.optimise,
+        "optimizer": adapter.optimize,
         "parameters": {name: list(p.shape) for name, p in adapter.parameters.items()},
     }
 
@@ -124,20 +124,20 @@ def _pack(adapter: Adapter, secret: Secret | None) -> bytes:
     tensors = {f"parameter.{name}": p.detach() for name, p in adapter.parameters.items()}
     tensors |= {f"origin.{name}": value for name, value in adapter.origin.items()}
     tensors |= {f"{_MEMORY}{name}": value for name, value in (memory.last or {}).items()}
-    if memory.usual is not None:
-        tensors["memory.usual"] = memory.usual
-    state, scalars = checkpoints.optimiser_state(adapter.optimiser)
+    if memory.mean_probs is not None:
+        tensors["memory.usual"] = memory.mean_probs
+    state, scalars = checkpoints.optimiser_state(adapter.optimizer)
     tensors |= state
     tensors["generator"] = adapter.generator.get_state()
     receipt = adapter.stream.receipt if adapter.stream is not None else None
     facts = {
         "adapter": _describe(adapter),
         "steps": adapter.steps,
-        "told_units": adapter.told_units,
-        "units": adapter.attendance.anyone,
-        "mood": memory.mood,
+        "has_unit_ids": adapter.has_unit_ids,
+        "units": adapter.participation.anyone,
+        "ema_entropy": memory.ema_entropy,
         "bound": memory.bound,
-        "optimiser": scalars,
+        "optimizer": scalars,
         "receipt": None if receipt is None else receipt.id,
         "head": None if receipt is None else receipt.head,
         "save": None if secret is None else leases.digest(secret),
@@ -152,15 +152,15 @@ def _restore(adapter: Adapter, tensors: dict[str, Tensor], facts: dict[str, Any]
         for name, parameter in adapter.parameters.items():
             parameter.copy_(tensors[f"parameter.{name}"])
             adapter.origin[name].copy_(tensors[f"origin.{name}"])
-    checkpoints.load_optimiser(adapter.optimiser, tensors, facts["optimiser"])
+    checkpoints.load_optimiser(adapter.optimizer, tensors, facts["optimizer"])
     device = next(iter(adapter.parameters.values())).device
     last = {key.removeprefix(_MEMORY): value.to(device) for key, value in tensors.items() if key.startswith(_MEMORY)}
     adapter.memory.last = last or None
-    usual = tensors.get("memory.usual")
-    adapter.memory.usual = None if usual is None else usual.to(device)
-    adapter.memory.mood, adapter.memory.bound = facts["mood"], facts["bound"]
+    mean_probs = tensors.get("memory.usual")
+    adapter.memory.mean_probs = None if mean_probs is None else mean_probs.to(device)
+    adapter.memory.ema_entropy, adapter.memory.bound = facts["ema_entropy"], facts["bound"]
     adapter.generator.set_state(tensors["generator"])
-    adapter.steps, adapter.told_units = facts["steps"], facts["told_units"]
+    adapter.steps, adapter.has_unit_ids = facts["steps"], facts["has_unit_ids"]
 
 
 def _pack_secret(secret: Secret) -> bytes:

@@ -86,10 +86,10 @@ class Step(ABC):
         return values if self.classes is None else values[:, self.classes]
 
     def view(self, logits: Tensor, shuffled: Tensor | None) -> View:
-        return View(logits=self.over_classes(logits), shuffled=shuffled, usual=self.memory.usual)
+        return View(logits=self.over_classes(logits), shuffled=shuffled, mean_probs=self.memory.mean_probs)
 
     @contextmanager
-    def climbed(self, gradient: Gradient | None) -> Iterator[None]:
+    def sam_perturbation(self, gradient: Gradient | None) -> Iterator[None]:
         """Parameters moved by `sharpness` along the gradient (sharpness-aware), and put back exactly."""
         radius, norm = self.method.sharpness, 0.0
         if gradient is not None:
@@ -133,7 +133,7 @@ class Plain(Step):
 
     def _second(self, images: Tensor, shuffled: Tensor | None, kept: Tensor, ascent: Gradient) -> Gradient | None:
         """SAR's second pass, at the perturbed parameters, over the rows that pass again."""
-        with self.climbed(ascent), torch.enable_grad():
+        with self.sam_perturbation(ascent), torch.enable_grad():
             view = self.view(logits_of(self.model, images), shuffled)
             kept = kept & self.method.keep(view, self.method.second_filters)
             gradient = self._mean(self.method.weighted(view), kept)
@@ -193,7 +193,7 @@ class Clipped(Step):
         """Try model and loss on made-up rows of this shape: what cannot be private is refused before any charge."""
         super().check(images)
         shuffled = None if self.method.patches is None else self.over_classes(self.predict(images)).softmax(1)
-        self._engine.learn(self._batch(images, shuffled, None))
+        self._engine.validate(self._batch(images, shuffled, None))
 
     def __call__(self, rows: Rows, taking: Tensor | None = None) -> tuple[Tensor, Gradient | None]:
         order = None if rows.units is None else torch.argsort(rows.units, stable=True)
@@ -213,7 +213,7 @@ class Clipped(Step):
         mute = None if mute is None else mute.to(images.device)
         shuffled = self.shuffled(rows)
         ascent, kept, before = self._ascent(images, shuffled, units, mute)
-        with self.climbed(ascent):
+        with self.sam_perturbation(ascent):
             total, logits = self._sum(self._batch(images, shuffled, kept), units, mute)
         if isinstance(self.form, Clip):
             taken = self._taken(logits, shuffled, kept)
@@ -247,7 +247,7 @@ class Clipped(Step):
 
     def _together(self, alone: bool, rows: Labelled, mute: Tensor | None) -> tuple[ClippedSum, Tensor]:
         batch, images = rows.inputs, rows.inputs["images"]
-        self._engine.learn(batch)
+        self._engine.validate(batch)
         self._seen = []
         try:
             total = self._engine(batch, units=None if alone else rows.owner, clip=self.clip, mute=mute)

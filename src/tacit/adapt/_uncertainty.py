@@ -25,8 +25,8 @@ def opinion(logits: Tensor) -> Tensor:
     every negative logit; alpha = e^x + 1 gives this form. `opinion_as_printed` is the other.
     """
     logits = _of_fixed_length(logits)
-    nobody = torch.full_like(logits[:, :1], math.log(logits.shape[1]))
-    return entropy(torch.cat([logits, nobody], 1))
+    zero_sum = torch.full_like(logits[:, :1], math.log(logits.shape[1]))
+    return entropy(torch.cat([logits, zero_sum], 1))
 
 
 def opinion_as_printed(logits: Tensor) -> Tensor:

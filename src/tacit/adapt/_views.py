@@ -16,14 +16,14 @@ class View:
 
     logits: Tensor
     shuffled: Tensor | None = None  # probabilities for the same images with their patches shuffled, no graph
-    usual: Tensor | None = None  # EATA's moving average of predictions; None before the first and in private forms
+    mean_probs: Tensor | None = None  # EATA's moving average of predictions; None before the first and in private forms
 
     @property
     def scale(self) -> float:
         """ln K: thresholds are given as shares of it, so that they fit any number of classes."""
         return math.log(self.logits.shape[1])
 
-    def destroyed(self) -> Tensor:
+    def plpd(self) -> Tensor:
         """How much probability the predicted class loses when the patches are shuffled (DeYO's PLPD), no graph."""
         if self.shuffled is None:
             raise ValueError("This view has no shuffled images: the method must ask for them.")

@@ -59,8 +59,8 @@ class Grouped(Groupable):
         return self._ids
 
     @property
-    def chances(self) -> int:
-        return (self._shown if self._drawn else 0) + self._shown * self.whole.chances
+    def uniforms(self) -> int:
+        return (self._shown if self._drawn else 0) + self._shown * self.whole.uniforms
 
     @property
     def most_rows(self) -> int:
@@ -84,20 +84,23 @@ class Grouped(Groupable):
         inner = torch.cat(mine or [torch.empty(0, dtype=torch.long)])
         return self.whole, inner, torch.repeat_interleave(torch.arange(len(mine)), sizes)
 
-    def rows(self, units: Tensor, chances: Tensor | None) -> Rows:
+    def rows(self, units: Tensor, uniforms: Tensor | None) -> Rows:
         mine = [self._members[unit] for unit in units.tolist()]
-        if chances is not None and self._drawn:
-            fates = chances[:, : self._shown]
-            mine = [one[without_replacement(len(one), fate)] for one, fate in zip(mine, fates, strict=True)]
+        if uniforms is not None and self._drawn:
+            fates = uniforms[:, : self._shown]
+            mine = [
+                one[without_replacement(len(one), drawn_uniforms)]
+                for one, drawn_uniforms in zip(mine, fates, strict=True)
+            ]
         sizes = torch.tensor([len(one) for one in mine], dtype=torch.long)
         place = torch.repeat_interleave(torch.arange(len(mine)), sizes)
-        fate = None
-        if chances is not None:
-            each = self.whole.chances
-            lines = chances[:, self._shown if self._drawn else 0 :].reshape(len(mine), self._shown, each)
+        drawn_uniforms = None
+        if uniforms is not None:
+            each = self.whole.uniforms
+            lines = uniforms[:, self._shown if self._drawn else 0 :].reshape(len(mine), self._shown, each)
             within = torch.arange(len(place)) - (torch.cumsum(sizes, 0) - sizes)[place]
-            fate = lines[place, within]
-        rows = self.whole.rows(torch.cat(mine or [torch.empty(0, dtype=torch.long)]), fate)
+            drawn_uniforms = lines[place, within]
+        rows = self.whole.rows(torch.cat(mine or [torch.empty(0, dtype=torch.long)]), drawn_uniforms)
         return rows._replace(owner=place[rows.owner])
 
     def fingerprint(self) -> str:
@@ -151,10 +154,10 @@ def members(group_of: Tensor) -> list[Tensor]:
     return list(torch.split(torch.argsort(group_of, stable=True), torch.bincount(group_of).tolist()))
 
 
-def without_replacement(count: int, fate: Tensor) -> Tensor:
+def without_replacement(count: int, drawn_uniforms: Tensor) -> Tensor:
     """Some of `count` places, all different, decided by the numbers (Fisher and Yates); in ascending order."""
     places = list(range(count))
-    for i, chance in enumerate(fate[:count].tolist()):
+    for i, chance in enumerate(drawn_uniforms[:count].tolist()):
         other = min(i + int((1 - chance) * (count - i)), count - 1)
         places[i], places[other] = places[other], places[i]
-    return torch.tensor(sorted(places[: min(len(fate), count)]))
+    return torch.tensor(sorted(places[: min(len(drawn_uniforms), count)]))

@@ -2,7 +2,7 @@
 
 Records say what their units are (`unit`): a guarantee is for that, and nobody can name it otherwise. A unit is shown as
 one or more rows: an image, K views of an image, k clips of a video, the visits of a patient. Which ones is decided by
-random numbers that the caller draws ("chances"), never by a generator in here: training draws them from a secret key,
+random numbers that the caller draws ("uniforms"), never by a generator in here: training draws them from a secret key,
 so that a step can be replayed and that nobody's rows depend on who else is there.
 """
 
@@ -38,7 +38,7 @@ class Records(Protocol):
         """What one unit is: "sample", "video", "patient". All rows that belong to one such thing are in one unit."""
 
     @property
-    def chances(self) -> int:
+    def uniforms(self) -> int:
         """How many random numbers in (0, 1] it takes to show one unit once."""
 
     @property
@@ -55,10 +55,10 @@ class Records(Protocol):
     def labels(self) -> Tensor:
         """Every label there is, to be checked before anything is charged."""
 
-    def rows(self, units: Tensor, chances: Tensor | None) -> Rows:
+    def rows(self, units: Tensor, uniforms: Tensor | None) -> Rows:
         """The rows of these units, in their order.
 
-        `chances` has one line per unit (training); None asks for the fixed rows of an evaluation: everything there is,
+        `uniforms` has one line per unit (training); None asks for the fixed rows of an evaluation: everything there is,
         unchanged, or clips at even distances.
         """
 

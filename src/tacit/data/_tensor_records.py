@@ -91,9 +91,9 @@ class Table(Groupable):
         return self._shown * self._copies
 
     @property
-    def chances(self) -> int:
+    def uniforms(self) -> int:
         drawn = self._shown if self._drawn else 0
-        return drawn + (self.most_rows * self._views.chances if self._views is not None else 0)
+        return drawn + (self.most_rows * self._views.uniforms if self._views is not None else 0)
 
     def __len__(self) -> int:
         return len(self._labels) if self._members is None else len(self._members)
@@ -101,20 +101,20 @@ class Table(Groupable):
     def labels(self) -> Tensor:
         return self._labels
 
-    def rows(self, units: Tensor, chances: Tensor | None) -> Rows:
-        index, owner = self._chosen(units, chances)
+    def rows(self, units: Tensor, uniforms: Tensor | None) -> Rows:
+        index, owner = self._chosen(units, uniforms)
         inputs, labels = self.read(index), self._labels[index]
-        if chances is None or self._views is None:
+        if uniforms is None or self._views is None:
             return Rows(inputs, labels, owner)
         if not isinstance(inputs, Tensor):
             raise Refusal("Only rows that are one tensor each can be augmented.")
         copies = self._copies
-        rest = chances[:, self._shown if self._drawn else 0 :].reshape(len(units), -1, self._views.chances)
+        rest = uniforms[:, self._shown if self._drawn else 0 :].reshape(len(units), -1, self._views.uniforms)
         place = _place_in_unit(owner, len(units))
-        fate = torch.cat([rest[owner, place * copies + copy] for copy in range(copies)])
+        drawn_uniforms = torch.cat([rest[owner, place * copies + copy] for copy in range(copies)])
         repeated = inputs.repeat(copies, *[1] * (inputs.dim() - 1))
         order = torch.arange(copies * len(index)).view(copies, -1).t().flatten()  # the views of a row side by side
-        viewed = self._views(repeated, fate)[order]
+        viewed = self._views(repeated, drawn_uniforms)[order]
         return Rows(viewed, labels.repeat_interleave(copies, 0), owner.repeat_interleave(copies))
 
     def fingerprint(self) -> str:
@@ -146,14 +146,17 @@ class Table(Groupable):
         other.inputs = inputs
         return other
 
-    def _chosen(self, units: Tensor, chances: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _chosen(self, units: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
         """Which rows are shown, and whose they are."""
         if self._members is None:
             return units, torch.arange(len(units))
         mine = [self._members[unit] for unit in units.tolist()]
-        if chances is not None and self._drawn:
-            fates = chances[:, : self._shown]  # the rest is for views
-            mine = [rows[without_replacement(len(rows), fate)] for rows, fate in zip(mine, fates, strict=True)]
+        if uniforms is not None and self._drawn:
+            fates = uniforms[:, : self._shown]  # the rest is for views
+            mine = [
+                rows[without_replacement(len(rows), drawn_uniforms)]
+                for rows, drawn_uniforms in zip(mine, fates, strict=True)
+            ]
         if not mine:
             return torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long)
         sizes = torch.tensor([len(rows) for rows in mine])

@@ -108,8 +108,8 @@ class Texts(Table):
             return _next_tokens(self.inputs.read(torch.arange(len(self.inputs))))
         return super().labels()
 
-    def rows(self, units: Tensor, chances: Tensor | None) -> Rows:
-        rows = super().rows(units, chances)
+    def rows(self, units: Tensor, uniforms: Tensor | None) -> Rows:
+        rows = super().rows(units, uniforms)
         return rows._replace(labels=_next_tokens(rows.inputs)) if self.predicts_tokens else rows
 
     def made_up(self) -> Rows:

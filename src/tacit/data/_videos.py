@@ -144,7 +144,7 @@ class VideoClips(Groupable):
         return self._ids
 
     @property
-    def chances(self) -> int:
+    def uniforms(self) -> int:
         return self.clips
 
     @property
@@ -157,11 +157,11 @@ class VideoClips(Groupable):
     def labels(self) -> Tensor:
         return self._labels.clone()
 
-    def rows(self, units: Tensor, chances: Tensor | None) -> Rows:
-        """`clips` rows of each unit; `chances` has `clips` columns."""
-        if chances is not None and chances.shape != (len(units), self.clips):
-            raise Refusal(f"The chances are {tuple(chances.shape)}, but {(len(units), self.clips)} are needed.")
-        inside = np.full((len(units), self.clips), 0.5) if chances is None else 1 - chances.double().cpu().numpy()
+    def rows(self, units: Tensor, uniforms: Tensor | None) -> Rows:
+        """`clips` rows of each unit; `uniforms` has `clips` columns."""
+        if uniforms is not None and uniforms.shape != (len(units), self.clips):
+            raise Refusal(f"The uniforms are {tuple(uniforms.shape)}, but {(len(units), self.clips)} are needed.")
+        inside = np.full((len(units), self.clips), 0.5) if uniforms is None else 1 - uniforms.double().cpu().numpy()
         places = (np.arange(self.clips) + inside) / self.clips  # in [0, 1), each in its own k-th
         picks = [self._picks(unit, place) for unit, place in zip(units.tolist(), places, strict=True)]
         owner = torch.arange(len(units)).repeat_interleave(self.clips)
@@ -219,7 +219,7 @@ class ClipUnits(Groupable):
 
     unit = "clip"
     scored_by: Literal["row"] = "row"
-    chances = 0
+    uniforms = 0
     most_rows = 1
 
     def __init__(self, videos: VideoClips) -> None:
@@ -240,7 +240,7 @@ class ClipUnits(Groupable):
     def labels(self) -> Tensor:
         return self._source.labels()[self.owner]
 
-    def rows(self, units: Tensor, chances: Tensor | None) -> Rows:  # noqa: ARG002 - a clip is always shown as it is
+    def rows(self, units: Tensor, uniforms: Tensor | None) -> Rows:  # noqa: ARG002 - a clip is always shown as it is
         shown = self._source._show([[self._picks[unit]] for unit in units.tolist()])
         return Rows(shown, self.labels()[units.cpu()], torch.arange(len(units)))
 

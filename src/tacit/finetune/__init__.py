@@ -11,13 +11,13 @@ from tacit.finetune._features import extract as extract
 from tacit.finetune._features import is_linear as is_linear
 from tacit.finetune._fit import Fitted, fit
 from tacit.finetune._fit import check_labels as check_labels
-from tacit.finetune._fit import try_out as try_out
+from tacit.finetune._fit import dry_run as dry_run
 from tacit.finetune._language import NextToken
 from tacit.finetune._linear_probe import blank_row as blank_row
 from tacit.finetune._loop import Score
 from tacit.finetune._measures import auroc
-from tacit.finetune._noise_schedules import Correlated, Decaying, Steady
-from tacit.finetune._optimizers import DPFTRL, DPGD, DPSGD, DPZO, GEP, AdpAlloc, AdpClip, Optimiser
+from tacit.finetune._noise_schedules import ConstantNoise, Correlated, Decaying
+from tacit.finetune._optimizers import DPFTRL, DPGD, DPSGD, DPZO, GEP, AdpAlloc, AdpClip, Optimizer
 from tacit.finetune._reading import in_place as in_place
 from tacit.finetune._reading import likeness as likeness
 from tacit.finetune._sampling import Everyone, Passes, Poisson
@@ -39,6 +39,7 @@ __all__ = [
     "AdpClip",
     "Backbone",
     "Classes",
+    "ConstantNoise",
     "Correlated",
     "Decaying",
     "Evaluation",
@@ -46,13 +47,12 @@ __all__ = [
     "Fitted",
     "Labels",
     "NextToken",
-    "Optimiser",
+    "Optimizer",
     "Passes",
     "Poisson",
     "Probe",
     "Score",
     "Standardise",
-    "Steady",
     "Task",
     "Update",
     "auroc",

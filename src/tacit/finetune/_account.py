@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from tacit.finetune._optimizers import Optimiser
+from tacit.finetune._optimizers import Optimizer
 from tacit.finetune._queries import ClippedGradient
 from tacit.finetune._updates import Update
 from tacit.privacy import (
@@ -100,7 +100,7 @@ class Paid(Account):
 
 
 def plan(
-    optimiser: Optimiser,
+    optimizer: Optimizer,
     *,
     epsilon: float,
     delta: float,
@@ -113,11 +113,11 @@ def plan(
     `others` are the events that share the budget (private feature statistics, a search before this run).
     """
     budget, relation = Budget(epsilon, delta), Neighbours(neighbours)
-    return optimiser.event(_scale(optimiser, budget, size, relation, others), size)
+    return optimizer.event(_scale(optimizer, budget, size, relation, others), size)
 
 
 def open_account(
-    optimiser: Optimiser,
+    optimizer: Optimizer,
     promise: Promise,
     ledger: Ledger | None,
     subject: str | None,
@@ -141,19 +141,19 @@ def open_account(
     known = next((each for each in ledger.subjects() if each.name == name), None)
     if known is not None:
         refuse_other_terms(ledger, name, promise.unit, promise.neighbours)
-        scale = _scale_in(known.terms, optimiser, promise, others)
+        scale = _scale_in(known.terms, optimizer, promise, others)
     else:
-        scale = _declare(ledger, name, optimiser, promise, others)
-    event = optimiser.event(scale, promise.size)
+        scale = _declare(ledger, name, optimizer, promise, others)
+    event = optimizer.event(scale, promise.size)
     return Account(ledger=ledger, subject=name, promise=promise, scale=scale, event=event, seed=seed)
 
 
-def paid_account(optimiser: Optimiser, promise: Promise, receipt: Receipt) -> Account:
+def paid_account(optimizer: Optimizer, promise: Promise, receipt: Receipt) -> Account:
     """The account of a run on a receipt, which must have paid for exactly this run."""
-    scale = optimiser.scale_of(receipt.event, promise.size)
+    scale = optimizer.scale_of(receipt.event, promise.size)
     if scale is None:
         raise ValueError(
-            f"This receipt did not pay for {optimiser.steps} steps of {optimiser.name} over {promise.size:,} units: "
+            f"This receipt did not pay for {optimizer.steps} steps of {optimizer.name} over {promise.size:,} units: "
             "charge the optimiser's own event."
         )
     return Paid(
@@ -175,13 +175,13 @@ def cost(receipt: Receipt, delta: float) -> Budget:
 class Meter:
     """What the first t steps cost, for progress bars: an upper bound, quick, and never above the budget."""
 
-    def __init__(self, optimiser: Optimiser, account: Account) -> None:
-        self._optimiser, self._account = optimiser, account
+    def __init__(self, optimizer: Optimizer, account: Account) -> None:
+        self._optimiser, self._account = optimizer, account
         self._at = 0
         self._mu_squared = 0.0
         self._divergence = [0.0] * len(accounting.ORDERS)
         self._costs: dict[float, list[float] | None] = {}
-        self._rate = optimiser.sampler.rate(account.promise.size)
+        self._rate = optimizer.sampler.rate(account.promise.size)
 
     def __call__(self, steps: int) -> float:
         """Epsilon of the first `steps` steps."""
@@ -216,16 +216,16 @@ class Meter:
         self._divergence = [a + b for a, b in zip(self._divergence, cost or none, strict=True)]
 
 
-def _declare(ledger: Ledger, name: str, optimiser: Optimiser, promise: Promise, others: Sequence[DpEvent]) -> float:
+def _declare(ledger: Ledger, name: str, optimizer: Optimizer, promise: Promise, others: Sequence[DpEvent]) -> float:
     """A new subject for this run alone."""
     budget, relation = promise.budget, promise.neighbours
-    sampled = optimiser.sampler.rate(promise.size) < 1
-    scale = _scale(optimiser, budget, promise.size, relation, others, rdp=sampled and promise.stops)
-    event = optimiser.event(scale, promise.size)
+    sampled = optimizer.sampler.rate(promise.size) < 1
+    scale = _scale(optimizer, budget, promise.size, relation, others, rdp=sampled and promise.stops)
+    event = optimizer.event(scale, promise.size)
     if sampled and promise.stops and budget.private:
         order = accounting.best_order(budget, events.compose([*others, event]), relation)
         terms = Terms(budget=budget, unit=promise.unit, neighbours=relation, mode=Mode.RENYI, order=order)
-        scale = _until_it_fits(terms, optimiser, promise.size, others, scale)
+        scale = _until_it_fits(terms, optimizer, promise.size, others, scale)
         ledger.subject(name, budget, unit=promise.unit, neighbours=relation, mode=Mode.RENYI, order=order)
     elif sampled:
         ledger.subject(name, budget, unit=promise.unit, neighbours=relation, plan=[*others, event])
@@ -234,21 +234,21 @@ def _declare(ledger: Ledger, name: str, optimiser: Optimiser, promise: Promise, 
     return scale
 
 
-def _scale_in(terms: Terms, optimiser: Optimiser, promise: Promise, others: Sequence[DpEvent]) -> float:
+def _scale_in(terms: Terms, optimizer: Optimizer, promise: Promise, others: Sequence[DpEvent]) -> float:
     """The noise for a run that an existing subject pays for."""
     if promise.stops and terms.mode is Mode.PLAN and terms.private:
         raise ValueError(
             "A run that may stop early needs a subject in the renyi or gaussian mode: a plan refunds nothing."
         )
     rdp = terms.mode is Mode.RENYI
-    scale = _scale(optimiser, promise.budget, promise.size, promise.neighbours, others, rdp=rdp)
+    scale = _scale(optimizer, promise.budget, promise.size, promise.neighbours, others, rdp=rdp)
     if rdp and promise.budget == terms.budget and terms.private:
-        return _until_it_fits(terms, optimiser, promise.size, others, scale)
+        return _until_it_fits(terms, optimizer, promise.size, others, scale)
     return scale
 
 
 def _scale(
-    optimiser: Optimiser,
+    optimizer: Optimizer,
     budget: Budget,
     size: int,
     neighbours: Neighbours,
@@ -256,13 +256,13 @@ def _scale(
     *,
     rdp: bool = False,
 ) -> float:
-    plan = replace(optimiser, name="", query=ClippedGradient(), update=Update())  # what decides what is released
+    plan = replace(optimizer, name="", query=ClippedGradient(), update=Update())  # what decides what is released
     return _solved(plan, budget, size, neighbours, tuple(others), rdp)
 
 
 @lru_cache(maxsize=256)  # it takes seconds, and a search asks the same again and again
 def _solved(
-    plan: Optimiser, budget: Budget, size: int, neighbours: Neighbours, others: tuple[DpEvent, ...], rdp: bool
+    plan: Optimizer, budget: Budget, size: int, neighbours: Neighbours, others: tuple[DpEvent, ...], rdp: bool
 ) -> float:
     def everything(noise: float) -> DpEvent:
         return events.compose([*others, plan.event(noise, size)])
@@ -270,9 +270,9 @@ def _solved(
     return accounting.noise_multiplier(budget, everything, neighbours=neighbours, accountant="rdp" if rdp else "pld")
 
 
-def _until_it_fits(terms: Terms, optimiser: Optimiser, size: int, others: Sequence[DpEvent], scale: float) -> float:
+def _until_it_fits(terms: Terms, optimizer: Optimizer, size: int, others: Sequence[DpEvent], scale: float) -> float:
     """A filter at one order may need a little more noise than the best of all orders."""
-    while terms.cost(events.compose([*others, optimiser.event(scale, size)])) > terms.cap:
+    while terms.cost(events.compose([*others, optimizer.event(scale, size)])) > terms.cap:
         scale *= 1.0005
     return scale
 

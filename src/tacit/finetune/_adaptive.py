@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.data import Rows
-from tacit.finetune._queries import Asker, Gradient, GradientAsker, Loss
+from tacit.finetune._queries import Gradient, GradientAsker, GradientQuery, Loss
 from tacit.gradients import AdaptiveQuantile, ClippedSum, Engine
 
 _RANGE = 1e6  # the clip stays within this factor of where it began, whatever the noise does
@@ -41,7 +41,7 @@ class QuantileClip:
         if self.count_noise is not None and not 0 < self.count_noise < math.inf:
             raise ValueError("count_noise is a standard deviation, in units, above 0.")
 
-    def open(self, model: nn.Module, loss: Loss, *, expected: float, microbatch: int | None) -> Asker:
+    def open(self, model: nn.Module, loss: Loss, *, expected: float, microbatch: int | None) -> GradientQuery:
         return QuantileAsker(Engine(model, loss, clip=self.clip, microbatch=microbatch), expected, self)
 
 
@@ -52,13 +52,13 @@ class QuantileAsker(GradientAsker):
         super().__init__(engine, expected)
         self._query = query
         self.clip = AdaptiveQuantile(query.clip, query.quantile, query.rate)
-        self.nobody()  # refuses a model with a parameter called like the count
+        self.zero_sum()  # refuses a model with a parameter called like the count
 
     def _sum(self, rows: Rows, mute: Tensor | None) -> ClippedSum:
         return self.engine((rows.inputs, rows.labels), units=rows.owner, clip=self.clip, mute=mute)
 
-    def nobody(self) -> ClippedSum:
-        return self.engine.nobody(self.clip)
+    def zero_sum(self) -> ClippedSum:
+        return self.engine.zero_sum(self.clip)
 
     def split(self, noise: float) -> Mapping[str, float] | None:
         if noise == 0:

@@ -69,7 +69,7 @@ class Evaluation:
         return done == steps or (self.every is not None and done % self.every == 0)
 
 
-class Judge:
+class Evaluator:
     """Carries out a run's evaluations; those of private data on a receipt of their own."""
 
     def __init__(self, evaluation: Evaluation, records: Records, task: Task, curator: object = None) -> None:
@@ -96,9 +96,9 @@ class Judge:
         leases.begin(ledger, self.receipt)
         self._ledger = ledger
 
-    def take_up(self, ledger: Ledger, receipt_id: str) -> None:
+    def resume(self, ledger: Ledger, receipt_id: str) -> None:
         """Go on with the evaluations of a run that was killed; one that was under way then counts as made."""
-        self.receipt, self._ledger = leases.go_on(ledger, receipt_id), ledger
+        self.receipt, self._ledger = leases.resume_after_lease(ledger, receipt_id), ledger
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
         """The scores, in percent: those of private data with their noise, and none if a kill has used them up.
@@ -109,7 +109,7 @@ class Judge:
         """
         if self.evaluation.public:
             said = predictions(model, self._records, self._task)
-            return self._task.scores(said.beliefs, said.labels)
+            return self._task.scores(said.probs, said.labels)
         if self.receipt is None or self._ledger is None:
             raise ReceiptError("An evaluation of private data is charged before it looks at them.")
         if self.receipt.used == self.receipt.releases:
@@ -121,15 +121,15 @@ class Judge:
 
 
 def right_by_unit(
-    model: nn.Module, records: Records, task: Task, *, sure: bool = False, like: Rows | None = None
+    model: nn.Module, records: Records, task: Task, *, confidence: bool = False, like: Rows | None = None
 ) -> Tensor:
-    """How right (or `sure` of the right answer) the model is about each unit: the mean over its rows. Private.
+    """How right (or `confidence` of the right answer) the model is about each unit: the mean over its rows. Private.
 
     All within [0, 1]; a unit whose rows cannot be read, or make the model raise, counts as wrong, and changes nobody
     else's number. Number i is computed from the rows of unit i alone, given that the model and the task look at rows
     one by one (see `check_rows_alone`).
     """
-    worth = task.sure if sure else task.right
+    worth = task.confidence if confidence else task.right
     right = torch.zeros(len(records), dtype=torch.float64)
     lines = torch.zeros(len(records), dtype=torch.long)
     for owner, values in worths(model, records, task, worth, like):
@@ -138,7 +138,7 @@ def right_by_unit(
     return right.div_(lines.clamp_min(1))
 
 
-def check_rows_alone(task: Task, labels: Tensor, *, sure: bool = False) -> None:
+def check_rows_alone(task: Task, labels: Tensor, *, confidence: bool = False) -> None:
     """Refuse a task that scores a row by looking at other rows: on made-up rows, before anything is charged.
 
     Formal guarantee of a charged score: one unit moves the sum of scores by at most 1. That holds only if the score of
@@ -154,8 +154,8 @@ def check_rows_alone(task: Task, labels: Tensor, *, sure: bool = False) -> None:
         made_up = torch.randint(max(task.outputs, 1), shape, generator=generator).to(labels.dtype)
 
     def worth(rows: slice) -> Tensor:
-        beliefs, truth = kept(task, outputs[rows], made_up[rows])
-        return (task.sure if sure else task.right)(beliefs, truth).double()
+        probs, truth = kept(task, outputs[rows], made_up[rows])
+        return (task.confidence if confidence else task.right)(probs, truth).double()
 
     try:
         together = worth(slice(count))

@@ -108,7 +108,7 @@ def extract(backbone: Backbone, records: Table, path: Path | None = None, curato
 class _EachRow:
     """Every row of a table as a unit of its own."""
 
-    unit, chances, most_rows = "row", 0, 1
+    unit, uniforms, most_rows = "row", 0, 1
     scored_by: Literal["row", "unit"] = "row"
 
     def __init__(self, table: Table) -> None:
@@ -121,8 +121,8 @@ class _EachRow:
     def labels(self) -> Tensor:
         return torch.zeros(len(self), dtype=torch.long)
 
-    def rows(self, units: Tensor, chances: Tensor | None) -> Rows:
-        del chances
+    def rows(self, units: Tensor, uniforms: Tensor | None) -> Rows:
+        del uniforms
         places = torch.arange(len(units))
         return Rows(self._table.read(units), torch.zeros_like(places), places)
 

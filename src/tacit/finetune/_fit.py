@@ -15,13 +15,13 @@ from tacit._refusals import Refusal, attempt
 from tacit._saving import save_result
 from tacit.data import Records, Rows, Table, unit_ids_of
 from tacit.finetune._account import Account, Promise, cost, open_account, paid_account, refuse_other_terms
-from tacit.finetune._evaluation import Evaluation, Judge, check_rows_alone
+from tacit.finetune._evaluation import Evaluation, Evaluator, check_rows_alone
 from tacit.finetune._features import Layers, Probe
-from tacit.finetune._linear_probe import bench
+from tacit.finetune._linear_probe import linear_probe
 from tacit.finetune._loop import Curator, Run, Score
-from tacit.finetune._optimizers import Optimiser
+from tacit.finetune._optimizers import Optimizer
 from tacit.finetune._predictions import rows_that_fit, units_at_once
-from tacit.finetune._queries import Asker
+from tacit.finetune._queries import GradientQuery
 from tacit.finetune._reading import likeness, to
 from tacit.finetune._saving import Store
 from tacit.finetune._sources import agree, as_records, prepared, told_unit
@@ -114,7 +114,7 @@ def fit(
     model: nn.Module,
     data: Any,
     *,
-    optimiser: Optimiser,
+    optimizer: Optimizer,
     delta: float,
     epsilon: float | None = None,
     receipt: Receipt | None = None,
@@ -155,7 +155,7 @@ def fit(
       `unit`, and warns.
     - `size`: the public number of units (rounded is fine). Rates and divisors come from it. Under add-remove the true
       number is private, so it has to be said; elsewhere it is the number of units.
-    - `receipt`: the run is paid for already, with exactly `optimiser.event` (a trial of `tune`): then no `epsilon`,
+    - `receipt`: the run is paid for already, with exactly `optimizer.event` (a trial of `tune`): then no `epsilon`,
       `ledger` or `checkpoint`; relation and unit are the receipt's, and the guarantee is that of this run alone. It
       serves one run: what was interrupted is charged again.
     - `scheme`: which parameters (see `models.select`). `head="new"`: a fresh head for `classes` classes (or the outputs
@@ -194,7 +194,7 @@ def fit(
     read = partial(as_records, data, named, unit_ids=unit_ids, rows_each=rows_each, augment=augment)
     records = attempt(read, sentence=_UNREADABLE, curator=curator)
     whom, ids = agree(records, named), unit_ids_of(records)
-    optimiser.check(relation, resumable=checkpoint is not None, named=ids is not None)
+    optimizer.check(relation, resumable=checkpoint is not None, named=ids is not None)
     if size is None and relation is Neighbours.ADD_REMOVE:
         raise ValueError(
             "Say size=, the public number of units, rounded if you like: under add-remove the true number is private, "
@@ -220,48 +220,48 @@ def fit(
     promise = Promise(budget=budget, unit=whom, neighbours=relation, size=people, stops=stops)
     model = prepared(model, task.outputs, scheme=scheme, head=head, bias=bias, init=init, seed=seed or 0)
     kind = next(model.parameters()).device.type
-    settings = repr((optimiser, promise, scheme, task, features, seed, microbatch, evaluate, kind))
+    settings = repr((optimizer, promise, scheme, task, features, seed, microbatch, evaluate, kind))
     store = None if checkpoint is None or ledger is None else Store(checkpoint, ledger, private)
     if store is not None and " at 0x" in settings:
         raise ValueError(
             "A run is taken up by what its parts print: give your own task or parts a repr of their values."
         )
-    with bench(
+    with linear_probe(
         model, records, held_out, scheme=scheme, layers=features, wanted=standardise is not None, curator=curator
     ) as ready:
-        expected = optimiser.sampler.expected(promise.size)
-        asker = optimiser.query.open(ready.body, loss_of(task), expected=expected, microbatch=microbatch)
-        like = try_out(ready.body, ready.records, asker, curator)
+        expected = optimizer.sampler.expected(promise.size)
+        query = optimizer.query.open(ready.body, loss_of(task), expected=expected, microbatch=microbatch)
+        like = dry_run(ready.body, ready.records, query, curator)
         if (device := next(ready.body.parameters()).device).type != "cpu":  # there the engine bounds what it keeps
-            rehearse(asker, like, min(rows_that_fit(like), units_at_once(expected) * ready.records.most_rows), device)
+            rehearse(query, like, min(rows_that_fit(like), units_at_once(expected) * ready.records.most_rows), device)
         if ready.held_out is not None:
-            try_out(ready.body, ready.held_out, curator=curator)
+            dry_run(ready.body, ready.held_out, curator=curator)
         others = [] if standardise is None else [standardise.event]
         if receipt is not None:
-            account = paid_account(optimiser, promise, receipt)
+            account = paid_account(optimizer, promise, receipt)
         else:
-            account = open_account(optimiser, promise, ledger, subject, others=others, seed=seed)
-        optimiser.check_split(asker, account.scale)
-        mechanisms.check(asker.nobody(), account.event, noise=asker.split(account.scale))
+            account = open_account(optimizer, promise, ledger, subject, others=others, seed=seed)
+        optimizer.check_split(query, account.scale)
+        mechanisms.check(query.zero_sum(), account.event, noise=query.split(account.scale))
         if standardise is not None:
             table = cast(Table, ready.records)
             ready.standardised(standardise.release(table, promise.size, account.ledger, account.subject, seed))
         trained = {name: p for name, p in ready.body.named_parameters() if p.requires_grad}
-        judge = None
+        evaluator = None
         if evaluate is not None and ready.held_out is not None:
-            judge = Judge(evaluate, ready.held_out, task, curator)
+            evaluator = Evaluator(evaluate, ready.held_out, task, curator)
         run = Run(
             model=ready.body,
             records=ready.records,
-            optimiser=optimiser.over(ids),
+            optimizer=optimizer.over(ids),
             account=account,
-            asker=asker,
-            updater=Updater(optimiser.update, trained, optimiser.steps),
+            query=query,
+            updater=Updater(optimizer.update, trained, optimizer.steps),
             measure=task.measure,
-            judge=judge,
+            evaluator=evaluator,
             store=store,
             every=every,
-            note=f"{optimiser.name}, {scheme}, {sum(p.numel() for p in trained.values()):,} parameters",
+            note=f"{optimizer.name}, {scheme}, {sum(p.numel() for p in trained.values()):,} parameters",
             curator=curator,
             like=like,
             expected=expected,
@@ -307,12 +307,12 @@ def check_labels(task: Task, records: Records, curator: object = None) -> None:
     attempt(lambda: task.check(records.labels()), sentence=_LABELS, curator=curator)
 
 
-def try_out(body: nn.Module, records: Records, asker: Asker | None = None, curator: object = None) -> Rows:
+def dry_run(body: nn.Module, records: Records, query: GradientQuery | None = None, curator: object = None) -> Rows:
     """Does the model take such rows, and does every rule hold? On blank or made-up ones, before anything is charged.
 
     Returns a blank row: what rows look like (see `reading`).
     """
-    like = likeness(records, training=asker is not None, curator=curator)
+    like = likeness(records, training=query is not None, curator=curator)
     made_up = getattr(records, "made_up", None)
     inputs, labels, _ = made_up() if made_up is not None else like
     device = next(body.parameters()).device
@@ -325,16 +325,16 @@ def try_out(body: nn.Module, records: Records, asker: Asker | None = None, curat
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     if reason:
         raise Refusal(f"The model does not take these rows ({reason}).")
-    if asker is not None:
-        asker.check(inputs, labels)
+    if query is not None:
+        query.check(inputs, labels)
     return like
 
 
-def rehearse(asker: Asker, like: Rows, rows: int, device: torch.device) -> None:
+def rehearse(query: GradientQuery, like: Rows, rows: int, device: torch.device) -> None:
     """Ask for as many blank rows as a portion may ever have: memory that does not suffice shows before the charge."""
     whole = change((like.inputs, like.labels), lambda t: t[:1].expand(rows, *t.shape[1:]).contiguous())
     inputs, labels = to(whole, device)
-    asker.sum(Rows(inputs, labels, torch.arange(rows, device=device)))
+    query.sum(Rows(inputs, labels, torch.arange(rows, device=device)))
 
 
 def _assumptions(account: Account, promise: Promise, *, named: bool) -> list[str]:

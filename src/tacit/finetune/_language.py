@@ -53,23 +53,23 @@ class NextToken:
         hits = (outputs.argmax(2).roll(1, 1) == labels) & known.roll(1, 1)
         return torch.stack([each.double().sum(1), hits.double().sum(1), known.double().sum(1)], 1)
 
-    def beliefs(self, outputs: Tensor) -> Tensor:
+    def probs(self, outputs: Tensor) -> Tensor:
         return outputs.softmax(2)
 
-    def right(self, beliefs: Tensor, labels: Tensor) -> Tensor:
+    def right(self, probs: Tensor, labels: Tensor) -> Tensor:
         """The share of each text's tokens that were guessed, of summaries."""
         del labels
-        return beliefs[:, 1] / beliefs[:, 2].clamp_min(1)
+        return probs[:, 1] / probs[:, 2].clamp_min(1)
 
-    def sure(self, beliefs: Tensor, labels: Tensor) -> Tensor:
+    def confidence(self, probs: Tensor, labels: Tensor) -> Tensor:
         """By the mean loss of each text's tokens, of summaries."""
         del labels
-        return cut(beliefs[:, 0] / beliefs[:, 2].clamp_min(1), math.log(max(self.vocabulary, 2)))
+        return cut(probs[:, 0] / probs[:, 2].clamp_min(1), math.log(max(self.vocabulary, 2)))
 
-    def scores(self, beliefs: Tensor, labels: Tensor) -> dict[str, float]:
+    def scores(self, probs: Tensor, labels: Tensor) -> dict[str, float]:
         """Perplexity, and the share of tokens that were guessed in percent, of summaries."""
         del labels
-        losses, hits, tokens = (float(total) for total in beliefs.sum(0))
+        losses, hits, tokens = (float(total) for total in probs.sum(0))
         return {
             "perplexity": float(torch.tensor(losses / max(tokens, 1)).double().exp()),
             "accuracy": 100 * hits / max(tokens, 1),

@@ -17,7 +17,7 @@ from tacit.models import head_of
 
 
 @dataclass(kw_only=True)
-class Bench:
+class LinearProbe:
     """What lies on the bench: `body` is trained on `records` and tried on `held_out`; `model` is handed back."""
 
     model: nn.Module
@@ -40,7 +40,7 @@ class Bench:
 
 
 @contextmanager
-def bench(
+def linear_probe(
     model: nn.Module,
     records: Records,
     held_out: Records | None,
@@ -49,7 +49,7 @@ def bench(
     layers: Layers | None,
     wanted: bool = False,
     curator: object = None,
-) -> Iterator[Bench]:
+) -> Iterator[LinearProbe]:
     """The head on features where that is the same as the whole model, or `wanted`; otherwise all of it."""
     wanted = wanted or layers is not None
     tabled = isinstance(records, Table) and (held_out is None or isinstance(held_out, Table))
@@ -59,7 +59,7 @@ def bench(
     if not possible or (layers != "all" and not is_linear(model, blank_row(model, records, curator))):
         if wanted:
             raise ValueError("This model is more than a head on features of one vector per row: leave features= out.")
-        yield Bench(model=model, body=model, records=records, held_out=held_out)
+        yield LinearProbe(model=model, body=model, records=records, held_out=held_out)
         return
     with ExitStack() as stack:
         yield _on_features(stack, model, records, held_out, layers or "last", curator)
@@ -72,7 +72,7 @@ def _on_features(
     held_out: Records | None,
     layers: Layers,
     curator: object,
-) -> Bench:
+) -> LinearProbe:
     backbone = Backbone(model, layers)
     each = [one for one in (records, held_out) if isinstance(one, Table)]
     tables = [stack.enter_context(cached(backbone, one, curator)) for one in each]
@@ -83,7 +83,7 @@ def _on_features(
         for parameter in head.parameters():
             nn.init.zeros_(parameter)
         model = Probe(backbone.requires_grad_(False), head)
-    return Bench(model=model, body=head, records=tables[0], held_out=tables[1] if len(tables) > 1 else None)
+    return LinearProbe(model=model, body=head, records=tables[0], held_out=tables[1] if len(tables) > 1 else None)
 
 
 def _changed(records: Any, statistics: Statistics) -> Table:

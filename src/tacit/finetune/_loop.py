@@ -16,10 +16,10 @@ from tacit import _checkpoints as checkpoints
 from tacit._refusals import attempt
 from tacit.data import Records, Rows
 from tacit.finetune._account import Account, Meter
-from tacit.finetune._evaluation import Judge
-from tacit.finetune._optimizers import Optimiser
+from tacit.finetune._evaluation import Evaluator
+from tacit.finetune._optimizers import Optimizer
 from tacit.finetune._predictions import portions, rows_that_fit, units_at_once
-from tacit.finetune._queries import Asker
+from tacit.finetune._queries import GradientQuery
 from tacit.finetune._reading import Reader, kind_of
 from tacit.finetune._saving import Store
 from tacit.finetune._updates import Updater
@@ -48,12 +48,12 @@ class Run:
 
     model: nn.Module
     records: Records
-    optimiser: Optimiser
+    optimizer: Optimizer
     account: Account
-    asker: Asker
+    query: GradientQuery
     updater: Updater
     measure: str
-    judge: Judge | None = None
+    evaluator: Evaluator | None = None
     store: Store | None = None
     every: int = 100
     note: str = ""
@@ -86,11 +86,13 @@ class Run:
         if self._finished:
             self._wind_up(self.store, data)
         elif self.store.kept is not None:
-            self._take_up(self.store, data, None if loaded is not None else start)
+            self._resume(self.store, data, None if loaded is not None else start)
         elif loaded is None:
             told = self._told(data)  # first, for it takes long, and a kill after the charge loses the charge
             self._charge()
-            evaluation = self.judge.receipt.id if self.judge is not None and self.judge.receipt is not None else None
+            evaluation = (
+                self.evaluator.receipt.id if self.evaluator is not None and self.evaluator.receipt is not None else None
+            )
             self.store.begin(
                 self.receipt,
                 data=told,
@@ -125,17 +127,17 @@ class Run:
             return self._start
         done = self._steps()
         check_used(self.receipt)
-        self.updater.hand_out()
+        self.updater.apply_averaged_weights()
         self._save(done, finished=True)
         self._close(done)
         return done
 
     def _charge(self) -> None:
         promise = self.account.promise
-        if self.judge is not None:
-            self.judge.charge(
+        if self.evaluator is not None:
+            self.evaluator.charge(
                 self.account.ledger,
-                steps=self.optimiser.steps,
+                steps=self.optimizer.steps,
                 unit=promise.unit,
                 neighbours=promise.neighbours,
                 seed=self.account.seed,
@@ -146,16 +148,20 @@ class Run:
             self._settle_evaluations()
             raise
 
-    def _take_up(self, store: Store, data: Records, start: str | None) -> None:
-        self.receipt, self._made = store.take_up(
+    def _resume(self, store: Store, data: Records, start: str | None) -> None:
+        self.receipt, self._made = store.resume(
             data=self._told(data), run=self._fingerprint, start=start, used=self._start
         )
         if store.kept is None:
             return
         self.account = replace(self.account, scale=store.kept.scale, event=self.receipt.event)
         evaluation = store.kept.evaluation
-        if self.judge is not None and evaluation is not None and not leases.settled(self.account.ledger, evaluation):
-            self.judge.take_up(self.account.ledger, evaluation)
+        if (
+            self.evaluator is not None
+            and evaluation is not None
+            and not leases.settled(self.account.ledger, evaluation)
+        ):
+            self.evaluator.resume(self.account.ledger, evaluation)
 
     def _told(self, data: Records) -> str:
         return attempt(data.fingerprint, sentence=_UNREADABLE, curator=self.curator)
@@ -163,12 +169,12 @@ class Run:
     def _wind_up(self, store: Store, data: Records) -> None:
         """A finished run: nothing is left to do but what a kill at the very end has left, to settle."""
         if store.kept is not None and not leases.settled(self.account.ledger, self.receipt.id):
-            self._take_up(store, data, None)
+            self._resume(store, data, None)
 
     def _steps(self) -> int:
-        steps = self.optimiser.steps
-        release = self.optimiser.noise.releases(self.receipt)
-        meter = Meter(self.optimiser, self.account)
+        steps = self.optimizer.steps
+        release = self.optimizer.noise.releases(self.receipt)
+        meter = Meter(self.optimizer, self.account)
         leased = self._start
         if self._stopped():  # killed between that decision and the end
             return self._start
@@ -179,12 +185,12 @@ class Run:
                 total = self._ask(step)
             if self.curator is not None:
                 self.curator(step, total)
-            noise = self.asker.split(self.optimiser.noise.multiplier(self.account.scale, step, steps))
-            self.updater.step(self.asker.gradient(release(total, noise)), step)
+            noise = self.query.split(self.optimizer.noise.multiplier(self.account.scale, step, steps))
+            self.updater.step(self.query.gradient(release(total, noise)), step)
             done = step + 1
             if self.progress is not None:
                 budget = self.account.promise.budget.epsilon
-                self.progress(self.optimiser.name, done, steps, spent=(meter(done), budget))
+                self.progress(self.optimizer.name, done, steps, spent=(meter(done), budget))
             stop = self._evaluate(done)
             if self.store is not None and (done == steps or done % self.every == 0 or stop):
                 self._save(done, finished=False)
@@ -201,12 +207,12 @@ class Run:
             self.store.end()
 
     def _settle_evaluations(self) -> None:
-        if self.judge is not None and self.judge.receipt is not None and self.judge.receipt.live:
-            self.account.ledger.settle(self.judge.receipt)
+        if self.evaluator is not None and self.evaluator.receipt is not None and self.evaluator.receipt.live:
+            self.account.ledger.settle(self.evaluator.receipt)
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         self.updater.load(tensors, facts["updater"])
-        self.asker.load({k.removeprefix("asker."): v for k, v in tensors.items() if k.startswith("asker.")})
+        self.query.load({k.removeprefix("asker."): v for k, v in tensors.items() if k.startswith("asker.")})
         self.history = [Score(step=step, scores=scores) for step, scores in facts["history"]]
         self._start = int(facts["step"])
         self._finished = bool(facts["finished"])
@@ -218,12 +224,14 @@ class Run:
         Formal guarantee: see `train`. A unit whose rows cannot be read, are of another kind than was agreed on before
         the charge, or make model or loss raise adds exactly zero in its place (`reading`, `gradients.Engine`).
         """
-        chosen = self.optimiser.sampler.draw(self.receipt, step, len(self.records))
-        fate = sampling.chances(self.receipt, len(chosen), self.records.chances) if self.records.chances else None
-        total: Any = self.asker.nobody()
+        chosen = self.optimizer.sampler.draw(self.receipt, step, len(self.records))
+        drawn_uniforms = (
+            sampling.uniforms(self.receipt, len(chosen), self.records.uniforms) if self.records.uniforms else None
+        )
+        total: Any = self.query.zero_sum()
         for part in self._portions(chosen):
-            chances = torch.empty(len(part), 0) if fate is None else fate[part]
-            found = self.asker.sum(*self._reader(chosen[part], chances))
+            uniforms = torch.empty(len(part), 0) if drawn_uniforms is None else drawn_uniforms[part]
+            found = self.query.sum(*self._reader(chosen[part], uniforms))
             total = total + found
         return total  # type: ignore[no-any-return]
 
@@ -241,16 +249,16 @@ class Run:
 
     def _evaluate(self, done: int) -> bool:
         """Evaluate if it is time to; whether to stop because it got no better."""
-        if self.judge is None or not self.judge.evaluation.due(done, self.optimiser.steps):
+        if self.evaluator is None or not self.evaluator.evaluation.due(done, self.optimizer.steps):
             return False
-        with self.updater.handed_out():
-            scores = self.judge(self.model)
+        with self.updater.averaged_weights():
+            scores = self.evaluator(self.model)
         self.history.append(Score(step=done, scores=scores))
         return self._stopped()
 
     def _stopped(self) -> bool:
         """Whether the evaluations so far say to stop; one without a score says nothing."""
-        patience = None if self.judge is None else self.judge.evaluation.patience
+        patience = None if self.evaluator is None else self.evaluator.evaluation.patience
         told = [score.scores.get(self.measure, math.nan) for score in self.history]
         told = [value for value in told if not math.isnan(value)]
         if patience is None or not told:
@@ -262,7 +270,7 @@ class Run:
             return
         leases.check_holder(self.account.ledger, self.receipt)  # who was overtaken writes over nobody's checkpoint
         tensors, updater = self.updater.state()
-        tensors = tensors | {f"asker.{name}": value for name, value in self.asker.state().items()}
+        tensors = tensors | {f"asker.{name}": value for name, value in self.query.state().items()}
         facts = {
             "run": self._fingerprint,
             "step": done,

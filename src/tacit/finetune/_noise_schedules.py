@@ -31,7 +31,7 @@ class Noise(Protocol):
 
 
 @dataclass(frozen=True)
-class Steady:
+class ConstantNoise:
     """The same noise at every step, independent from step to step."""
 
     def event(self, scale: float, *, sampler: Sampler, size: int, steps: int) -> DpEvent:
@@ -46,7 +46,7 @@ class Steady:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decaying(Steady):
+class Decaying(ConstantNoise):
     """Noise that falls while training goes on: sigma_t = sigma_0 * shape(t) (Yu et al., 2019, section 5.2).
 
     t counts periods of `period` steps (the paper's epochs), T of them in all, which share a noise:

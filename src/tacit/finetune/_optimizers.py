@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 from tacit.finetune._adaptive import QuantileClip
-from tacit.finetune._noise_schedules import Correlated, Decaying, Noise, Shape, Steady
-from tacit.finetune._queries import Asker, ClippedGradient, Query
+from tacit.finetune._noise_schedules import ConstantNoise, Correlated, Decaying, Noise, Shape
+from tacit.finetune._queries import ClippedGradient, GradientQuery, Query
 from tacit.finetune._sampling import Everyone, Passes, Poisson, Sampler
 from tacit.finetune._sources import as_records
 from tacit.finetune._subspace import Embedding
 from tacit.finetune._updates import Options, Update
-from tacit.finetune._zeroth_order import Slopes
+from tacit.finetune._zeroth_order import ZerothOrderQuery
 from tacit.gradients import Policy
 from tacit.privacy import Neighbours, released
 from tacit.privacy.correlated import banded, buffered, running_sum_rms
@@ -26,14 +26,14 @@ _BANDS = 16  # as many buffers, less one, each as large as the trained parameter
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimiser:
+class Optimizer:
     """`steps` times: draw units, sum what they are asked, add noise, update."""
 
     name: str
     steps: int
     sampler: Sampler
     query: Query = field(default_factory=ClippedGradient)
-    noise: Noise = field(default_factory=Steady)
+    noise: Noise = field(default_factory=ConstantNoise)
     update: Update = field(default_factory=Update)
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class Optimiser:
         scale = float(noise) / self.noise.multiplier(1.0, 0, self.steps)
         return scale if same(self.event(scale, size), event) else None
 
-    def over(self, ids: Sequence[int] | Sequence[str] | None) -> Optimiser:
+    def over(self, ids: Sequence[int] | Sequence[str] | None) -> Optimizer:
         """The same over units with these ids, where that decides who takes part when."""
         return replace(self, sampler=self.sampler.over(ids)) if isinstance(self.sampler, Passes) else self
 
@@ -76,15 +76,15 @@ class Optimiser:
                 "leave checkpoint= out."
             )
 
-    def check_split(self, asker: Asker, scale: float) -> None:
+    def check_split(self, query: GradientQuery, scale: float) -> None:
         """Refuse a noise that cannot be split as the query wants it, before anything is charged."""
         for noise in {self.noise.multiplier(scale, step, self.steps) for step in range(self.steps)}:
-            asker.split(noise)
+            query.split(noise)
 
 
 def DPSGD(  # noqa: N802
     *, batch: int, steps: int, clip: float | Policy = 1.0, **update: Unpack[Options]
-) -> Optimiser:
+) -> Optimizer:
     """Private SGD: Poisson batches of `batch` units on average, clipped, noised (Abadi et al., 2016).
 
     The other arguments are those of `Update`: lr, momentum, rule="adam", schedule, average, ...
@@ -93,12 +93,12 @@ def DPSGD(  # noqa: N802
     clipped gradients over a Poisson draw with Gaussian noise; `steps` of them are composed by PLD. Empty batches are
     released like all others, and the divisor is `batch`.
     """
-    return Optimiser(
+    return Optimizer(
         name="DPSGD", steps=steps, sampler=Poisson(batch), query=ClippedGradient(clip), update=Update(**update)
     )
 
 
-def DPGD(*, steps: int, clip: float | Policy = 1.0, **update: Unpack[Options]) -> Optimiser:  # noqa: N802
+def DPGD(*, steps: int, clip: float | Policy = 1.0, **update: Unpack[Options]) -> Optimizer:  # noqa: N802
     """Private gradient descent: everybody in every step, momentum, unit clip, a free last step (Panda et al., 2024).
 
     Formal guarantee: `steps` Gaussian releases over everybody, exactly mu = sqrt(steps) / noise under add-remove. The
@@ -106,7 +106,7 @@ def DPGD(*, steps: int, clip: float | Policy = 1.0, **update: Unpack[Options]) -
     """
     options: Options = {"free_step": update.get("momentum", 0.9) > 0 and update.get("rule", "sgd") == "sgd"}
     options.update(update)
-    return Optimiser(
+    return Optimizer(
         name="DPGD", steps=steps, sampler=Everyone(), query=ClippedGradient(clip), update=Update(**options)
     )
 
@@ -121,7 +121,7 @@ def AdpAlloc(  # noqa: N802
     period: int | None = None,
     end: float = 0.5,
     **update: Unpack[Options],
-) -> Optimiser:
+) -> Optimizer:
     """DPSGD with noise that falls while training goes on (Yu et al., 2019); see `Decaying` for the four schedules.
 
     Formal guarantee: unit and neighbours as in DPSGD. Step t releases one sum of clipped gradients over a Poisson draw
@@ -129,7 +129,7 @@ def AdpAlloc(  # noqa: N802
     steps, composed by PLD, meet the target.
     """
     decaying = Decaying(shape=noise, k=k, period=period, end=end)
-    return Optimiser(
+    return Optimizer(
         name="AdpAlloc",
         steps=steps,
         sampler=Poisson(batch),
@@ -148,7 +148,7 @@ def AdpClip(  # noqa: N802
     rate: float = 0.2,
     count_noise: float | None = None,
     **update: Unpack[Options],
-) -> Optimiser:
+) -> Optimizer:
     """DPSGD with a clip that follows a quantile of the units' gradient norms (Andrew et al., 2021).
 
     `clip` is where it begins; after each step it is multiplied by exp(-rate (b - quantile)), where b is the released
@@ -159,7 +159,7 @@ def AdpClip(  # noqa: N802
     moves the gradient by at most the current clip, to which the noise is proportional, and the count by 1/2.
     """
     query = QuantileClip(clip=clip, quantile=quantile, rate=rate, count_noise=count_noise)
-    return Optimiser(name="AdpClip", steps=steps, sampler=Poisson(batch), query=query, update=Update(**update))
+    return Optimizer(name="AdpClip", steps=steps, sampler=Poisson(batch), query=query, update=Update(**update))
 
 
 def GEP(  # noqa: N802
@@ -174,7 +174,7 @@ def GEP(  # noqa: N802
     refresh: int = 1,
     power_iterations: int = 1,
     **update: Unpack[Options],
-) -> Optimiser:
+) -> Optimizer:
     """Gradient embedding perturbation (Yu et al., 2021): little noise where public gradients point, the rest clipped.
 
     `public`: (inputs, labels) or any records, of rows that nobody has to protect; their gradients span the subspace of
@@ -195,7 +195,7 @@ def GEP(  # noqa: N802
         refresh=refresh,
         power_iterations=power_iterations,
     )
-    return Optimiser(name="GEP", steps=steps, sampler=Poisson(batch), query=query, update=Update(**update))
+    return Optimizer(name="GEP", steps=steps, sampler=Poisson(batch), query=query, update=Update(**update))
 
 
 def DPZO(  # noqa: N802
@@ -207,7 +207,7 @@ def DPZO(  # noqa: N802
     directions: int = 1,
     direction_seed: int = 0,
     **update: Unpack[Options],
-) -> Optimiser:
+) -> Optimizer:
     """Zeroth order: the slope along a random direction from two forward passes, for models too big for a backward.
 
     After Tang et al. (2024). `scale` is how far along the direction the loss is taken (mu). A step moves along the
@@ -218,8 +218,8 @@ def DPZO(  # noqa: N802
     slopes, one number per direction, each cut to [-clip, clip]: one unit moves it by clip * sqrt(directions) at most.
     The directions come from `direction_seed` and the step, and are public.
     """
-    query = Slopes(clip=clip, scale=scale, directions=directions, seed=direction_seed)
-    return Optimiser(name="DPZO", steps=steps, sampler=Poisson(batch), query=query, update=Update(**update))
+    query = ZerothOrderQuery(clip=clip, scale=scale, directions=directions, seed=direction_seed)
+    return Optimizer(name="DPZO", steps=steps, sampler=Poisson(batch), query=query, update=Update(**update))
 
 
 def DPFTRL(  # noqa: N802
@@ -229,7 +229,7 @@ def DPFTRL(  # noqa: N802
     clip: float | Policy = 1.0,
     strategy: str | None = None,
     **update: Unpack[Options],
-) -> Optimiser:
+) -> Optimizer:
     """Fixed passes over the data with correlated noise and no sampling (Kairouz et al., 2021; Choquette-Choo et al.).
 
     The units are dealt to `batches` batches by a hash of their ids, or by their place where they have none, the same
@@ -245,7 +245,7 @@ def DPFTRL(  # noqa: N802
     ones released (Denisov et al., 2022).
     """
     sampler = Passes(batches, passes)
-    return Optimiser(
+    return Optimizer(
         name="DPFTRL",
         steps=sampler.steps,
         sampler=sampler,

@@ -58,21 +58,21 @@ def rows_that_fit(like: Rows) -> int:
     return max(1, int(_BYTES / max(size, 1)))
 
 
-class Said(NamedTuple):
+class Predictions(NamedTuple):
     """Probabilities and labels, one line per row or per unit, and whose each line is."""
 
-    beliefs: Tensor
+    probs: Tensor
     labels: Tensor
     owner: Tensor
 
 
-def predictions(model: nn.Module, records: Records, task: Task) -> Said:
+def predictions(model: nn.Module, records: Records, task: Task) -> Predictions:
     """What the model says of everybody, in order: by row or by unit, as `records.scored_by` has it."""
     rows = rows_that_fit(_first(records))
     found = [_said(model, records, task, units) for units in _everybody(records, rows)]
-    whole = Said(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+    whole = Predictions(*(torch.cat(parts) for parts in zip(*found, strict=True)))
     order = torch.argsort(whole.owner, stable=True)
-    return Said(*(part[order] for part in whole))
+    return Predictions(*(part[order] for part in whole))
 
 
 def worths(
@@ -119,7 +119,7 @@ def _worth(
     if mute is not None:
         muted[rows.owner[mute].cpu()] = True
     heard = ~muted[said.owner]
-    return units[said.owner[heard]], worth(said.beliefs, said.labels)[heard]
+    return units[said.owner[heard]], worth(said.probs, said.labels)[heard]
 
 
 def _first(records: Records) -> Rows:
@@ -131,7 +131,7 @@ def _everybody(records: Records, rows: int) -> list[Tensor]:
     return to_look_at(sizes, len(records), rows, records.most_rows)
 
 
-def _said(model: nn.Module, records: Records, task: Task, units: Tensor) -> Said:
+def _said(model: nn.Module, records: Records, task: Task, units: Tensor) -> Predictions:
     if (scored := getattr(records, "scored", None)) is not None:  # a line for each member, as it would have alone
         whole, inner, place = scored(units)
         where = torch.zeros(len(whole), dtype=torch.long).scatter_(0, inner, units[place])
@@ -143,7 +143,7 @@ def _said(model: nn.Module, records: Records, task: Task, units: Tensor) -> Said
 
 
 @torch.no_grad()
-def _answers(model: nn.Module, records: Records, task: Task, units: Tensor, rows: Rows) -> Said:
+def _answers(model: nn.Module, records: Records, task: Task, units: Tensor, rows: Rows) -> Predictions:
     """By row or by unit; owners are places among the units.
 
     The model sees a whole multiple of 16 rows (`filled`), or one unit more or less could change the answers for others.
@@ -151,7 +151,7 @@ def _answers(model: nn.Module, records: Records, task: Task, units: Tensor, rows
     count = len(rows.labels)
     outputs = outputs_of(model, filled(rows.inputs, count))[:count]
     said, labels = kept(task, outputs.cpu(), rows.labels.cpu())
-    one = Said(said, labels, rows.owner.cpu())
+    one = Predictions(said, labels, rows.owner.cpu())
     return one if records.scored_by == "row" else _by_unit(one, len(units))
 
 
@@ -159,15 +159,15 @@ def kept(task: Task, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Beliefs and labels; or, of a task whose outputs are too large to keep, a summary that has both in it."""
     summary = getattr(task, "summary", None)
     if summary is None:
-        return task.beliefs(outputs), labels
+        return task.probs(outputs), labels
     return summary(outputs, labels), torch.zeros(len(labels), dtype=torch.long)
 
 
-def _by_unit(rows: Said, units: int) -> Said:
+def _by_unit(rows: Predictions, units: int) -> Predictions:
     """The mean over each unit's rows, which lie side by side and share a label."""
     sizes = torch.bincount(rows.owner, minlength=units)
     starts = torch.cumsum(sizes, 0) - sizes
     place = torch.repeat_interleave(torch.arange(units), sizes)
-    total = torch.zeros(units, *rows.beliefs.shape[1:]).index_add_(0, place, rows.beliefs)
-    mean = total / sizes.clamp_min(1).view(-1, *[1] * (rows.beliefs.dim() - 1))
-    return Said(mean, rows.labels[starts.clamp_max(len(rows.labels) - 1)], torch.arange(units))
+    total = torch.zeros(units, *rows.probs.shape[1:]).index_add_(0, place, rows.probs)
+    mean = total / sizes.clamp_min(1).view(-1, *[1] * (rows.probs.dim() - 1))
+    return Predictions(mean, rows.labels[starts.clamp_max(len(rows.labels) - 1)], torch.arange(units))

@@ -25,10 +25,10 @@ Gradient = dict[str, Tensor]
 class Query(Protocol):
     """What is asked, as plain configuration; `open` makes the one who asks."""
 
-    def open(self, model: nn.Module, loss: Loss, *, expected: float, microbatch: int | None) -> Asker: ...
+    def open(self, model: nn.Module, loss: Loss, *, expected: float, microbatch: int | None) -> GradientQuery: ...
 
 
-class Asker(Protocol):
+class GradientQuery(Protocol):
     """Asks at every step of one run, and remembers what a run may remember: released values."""
 
     def sum(self, rows: Rows, mute: Tensor | None = None) -> BoundedSum:
@@ -38,7 +38,7 @@ class Asker(Protocol):
         place. Sums are float64 (or exact), so that their rounding is far below what noise hides; see `Run.train`.
         """
 
-    def nobody(self) -> BoundedSum:
+    def zero_sum(self) -> BoundedSum:
         """The sum over no unit."""
 
     def check(self, inputs: Any, labels: Tensor) -> None:
@@ -72,7 +72,7 @@ class ClippedGradient:
         if isinstance(self.clip, AdaptiveQuantile):
             raise ValueError("A clip that follows a quantile needs its count released as well: use AdpClip.")
 
-    def open(self, model: nn.Module, loss: Loss, *, expected: float, microbatch: int | None) -> Asker:
+    def open(self, model: nn.Module, loss: Loss, *, expected: float, microbatch: int | None) -> GradientQuery:
         return GradientAsker(Engine(model, loss, clip=self.clip, microbatch=microbatch), expected)
 
 
@@ -90,11 +90,11 @@ class GradientAsker:
         alone = torch.equal(rows.owner, torch.arange(len(rows.owner), device=rows.owner.device))
         return self.engine((rows.inputs, rows.labels), units=None if alone else rows.owner, mute=mute)
 
-    def nobody(self) -> ClippedSum:
-        return self.engine.nobody()
+    def zero_sum(self) -> ClippedSum:
+        return self.engine.zero_sum()
 
     def check(self, inputs: Any, labels: Tensor) -> None:
-        self.engine.learn((inputs, labels), rows=math.ceil(self.expected))
+        self.engine.validate((inputs, labels), rows=math.ceil(self.expected))
 
     def split(self, noise: float) -> Mapping[str, float] | None:
         del noise

@@ -46,10 +46,10 @@ def likeness(records: Records, *, training: bool, curator: object = None) -> Row
         return largest
     found: list[Rows] = []
     looked = min(len(records), LOOKED_AT)
-    fate = torch.full((1, records.chances), 0.5) if training else None
+    drawn_uniforms = torch.full((1, records.uniforms), 0.5) if training else None
     for unit in range(looked):
         try:
-            found.append(_first(records.rows(torch.tensor([unit]), fate)))
+            found.append(_first(records.rows(torch.tensor([unit]), drawn_uniforms)))
         except Exception as error:
             if of_the_machine(error) or isinstance(error, Refusal):
                 raise
@@ -82,17 +82,19 @@ class Reader:
     strict: bool = False
     curator: object = None
 
-    def __call__(self, units: Tensor, chances: Tensor | None) -> tuple[Rows, Tensor | None]:
+    def __call__(self, units: Tensor, uniforms: Tensor | None) -> tuple[Rows, Tensor | None]:
         """The rows of these units, in their order, and which are muted; units of one size, where sizes differ.
 
         Formal guarantee: each unit has the rows that it has whoever else is asked for, at a place that depends on the
         numbers of rows before it alone. One that raises, or whose rows are not of the agreed kind, has one blank row.
         """
         like = self._like(units)
-        rows = self._together(units, chances, like)
+        rows = self._together(units, uniforms, like)
         if rows is not None:
             return to(rows, self.device), None
-        each = [self._alone(unit, None if chances is None else chances[i, None], like) for i, unit in enumerate(units)]
+        each = [
+            self._alone(unit, None if uniforms is None else uniforms[i, None], like) for i, unit in enumerate(units)
+        ]
         whole = [rows or like for rows in each]
         counts = torch.tensor([len(rows.labels) for rows in whole])
         inputs, labels = (_joined([getattr(rows, name) for rows in whole]) for name in ("inputs", "labels"))
@@ -107,10 +109,10 @@ class Reader:
         found: Rows = self.records.blank(int(sizes[units[0]]))  # type: ignore[attr-defined]
         return found
 
-    def _together(self, units: Tensor, chances: Tensor | None, like: Rows) -> Rows | None:
+    def _together(self, units: Tensor, uniforms: Tensor | None, like: Rows) -> Rows | None:
         """All of them at once, which is fast; None if anything is odd, whoever's it is."""
         try:
-            rows = self.records.rows(units, chances)
+            rows = self.records.rows(units, uniforms)
             return rows if _fits(rows, like, len(units)) else None
         except Exception as error:
             if of_the_machine(error):

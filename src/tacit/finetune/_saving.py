@@ -93,7 +93,7 @@ class Store:
             raise ValueError(f"{self.path} is not a checkpoint that this run wrote: put the right one back.")
         return tensors, facts
 
-    def take_up(self, *, data: str, run: str, start: str | None, used: int) -> tuple[Receipt, int]:
+    def resume(self, *, data: str, run: str, start: str | None, used: int) -> tuple[Receipt, int]:
         """The receipt again, behind the first `used` steps; and how many steps may have been released by now.
 
         `start`: the digest of the weights to start from, if they are not those of a checkpoint.
@@ -112,7 +112,7 @@ class Store:
                 "The data is not what it was when this run began, so its steps cannot be replayed: the same noise on "
                 "other data would give both away. Put the data back, or start a new run with another path."
             )
-        return replay.take_up(self.ledger, self._kept.receipt, self._kept.key, used)
+        return replay.resume(self.ledger, self._kept.receipt, self._kept.key, used)
 
     def end(self) -> None:
         """Destroy the key, and what a kill in the middle of writing it has left."""

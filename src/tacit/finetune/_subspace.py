@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.data import Records, Rows
-from tacit.finetune._queries import Asker, Gradient, Loss
+from tacit.finetune._queries import Gradient, GradientQuery, Loss
 from tacit.finetune._reading import in_place, muted_units, to
 from tacit.gradients import ClippedSum, Engine, Flat, PerUnit, Private, RowsMixed, Units, shrink, square_norms
 from tacit.privacy.events import check_count
@@ -58,7 +58,7 @@ class Embedding:
             )
         object.__setattr__(self, "fingerprint", self.public.fingerprint())
 
-    def open(self, model: nn.Module, loss: Loss, *, expected: float, microbatch: int | None) -> Asker:
+    def open(self, model: nn.Module, loss: Loss, *, expected: float, microbatch: int | None) -> GradientQuery:
         return SubspaceAsker(Engine(model, loss, clip=self.clip_embedding, microbatch=microbatch), expected, self)
 
 
@@ -84,18 +84,18 @@ class SubspaceAsker:
         return in_place(self._sum, rows, mute)
 
     def _sum(self, rows: Rows, mute: Tensor | None) -> ClippedSum:
-        total, silent = self.nobody(), muted_units(rows.owner, mute)
+        total, silent = self.zero_sum(), muted_units(rows.owner, mute)
         for gradients in self.engine.each((rows.inputs, rows.labels), units=rows.owner):
             flat = self._flat(gradients)
             total = total + self._bounded(flat, silent[: len(flat)])
             silent = silent[len(flat) :]
         return total
 
-    def nobody(self) -> ClippedSum:
+    def zero_sum(self) -> ClippedSum:
         return self._bounded(self.basis.new_zeros(0, self._size), torch.zeros(0, dtype=torch.bool))
 
     def check(self, inputs: object, labels: Tensor) -> None:
-        self.engine.learn((inputs, labels))
+        self.engine.validate((inputs, labels))
         try:
             self._public_gradients(torch.arange(min(len(self._query.public), 2)))
         except RowsMixed:

@@ -32,16 +32,16 @@ class Task(Protocol):
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """One loss per row."""
 
-    def beliefs(self, outputs: Tensor) -> Tensor:
+    def probs(self, outputs: Tensor) -> Tensor:
         """Probabilities, which are averaged over the rows of a unit that is scored as one."""
 
-    def right(self, beliefs: Tensor, labels: Tensor) -> Tensor:
+    def right(self, probs: Tensor, labels: Tensor) -> Tensor:
         """How right each row is, in [0, 1]: what a charged evaluation releases the mean of."""
 
-    def sure(self, beliefs: Tensor, labels: Tensor) -> Tensor:
+    def confidence(self, probs: Tensor, labels: Tensor) -> Tensor:
         """How sure of the right answer each row is, in [0, 1]: 1 less the loss, which is cut (see `cut`)."""
 
-    def scores(self, beliefs: Tensor, labels: Tensor) -> dict[str, float]:
+    def scores(self, probs: Tensor, labels: Tensor) -> dict[str, float]:
         """Every measure, in percent, of data that may be looked at."""
 
 
@@ -67,17 +67,17 @@ class Classes:
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return functional.cross_entropy(outputs, labels, reduction="none")
 
-    def beliefs(self, outputs: Tensor) -> Tensor:
+    def probs(self, outputs: Tensor) -> Tensor:
         return outputs.softmax(1)
 
-    def right(self, beliefs: Tensor, labels: Tensor) -> Tensor:
-        return (beliefs.argmax(1) == labels).double()
+    def right(self, probs: Tensor, labels: Tensor) -> Tensor:
+        return (probs.argmax(1) == labels).double()
 
-    def sure(self, beliefs: Tensor, labels: Tensor) -> Tensor:
-        return cut(-beliefs.gather(1, labels[:, None])[:, 0].double().log(), math.log(max(self.outputs, 2)))
+    def confidence(self, probs: Tensor, labels: Tensor) -> Tensor:
+        return cut(-probs.gather(1, labels[:, None])[:, 0].double().log(), math.log(max(self.outputs, 2)))
 
-    def scores(self, beliefs: Tensor, labels: Tensor) -> dict[str, float]:
-        return {"accuracy": 100 * float(self.right(beliefs, labels).mean())}
+    def scores(self, probs: Tensor, labels: Tensor) -> dict[str, float]:
+        return {"accuracy": 100 * float(self.right(probs, labels).mean())}
 
 
 @dataclass(frozen=True)
@@ -104,25 +104,25 @@ class Labels:
         each = functional.binary_cross_entropy_with_logits(outputs, labels.nan_to_num(), reduction="none")
         return (each * known).sum(1) / self.outputs
 
-    def beliefs(self, outputs: Tensor) -> Tensor:
+    def probs(self, outputs: Tensor) -> Tensor:
         return outputs.sigmoid()
 
-    def right(self, beliefs: Tensor, labels: Tensor) -> Tensor:
+    def right(self, probs: Tensor, labels: Tensor) -> Tensor:
         known = ~labels.isnan()
-        hits = ((beliefs > 0.5) == (labels > 0.5)) & known
+        hits = ((probs > 0.5) == (labels > 0.5)) & known
         return hits.double().sum(1) / known.sum(1).clamp_min(1)
 
-    def sure(self, beliefs: Tensor, labels: Tensor) -> Tensor:
+    def confidence(self, probs: Tensor, labels: Tensor) -> Tensor:
         known, truth = ~labels.isnan(), labels.nan_to_num().double()
-        said = torch.where(beliefs.isnan(), 1 - truth, beliefs.double())  # no number is wrong, not an error
+        said = torch.where(probs.isnan(), 1 - truth, probs.double())  # no number is wrong, not an error
         each = functional.binary_cross_entropy(said, truth, reduction="none") * known
         return cut(each.sum(1) / known.sum(1).clamp_min(1), math.log(2))
 
-    def scores(self, beliefs: Tensor, labels: Tensor) -> dict[str, float]:
-        each = [auroc(beliefs[known, i], labels[known, i]) for i, known in enumerate((~labels.isnan()).T)]
+    def scores(self, probs: Tensor, labels: Tensor) -> dict[str, float]:
+        each = [auroc(probs[known, i], labels[known, i]) for i, known in enumerate((~labels.isnan()).T)]
         there = [value for value in each if value is not None]
         mean = sum(there) / len(there) if there else float("nan")
-        return {"auroc": 100 * mean, "accuracy": 100 * float(self.right(beliefs, labels).mean())}
+        return {"auroc": 100 * mean, "accuracy": 100 * float(self.right(probs, labels).mean())}
 
 
 def cut(loss: Tensor, blind: float) -> Tensor:

@@ -102,19 +102,19 @@ class Updater:
         self._note(number)
 
     @contextmanager
-    def handed_out(self) -> Iterator[None]:
+    def averaged_weights(self) -> Iterator[None]:
         """The weights that are handed out, for as long as it takes to look at them."""
         if not self._mean:
             yield
             return
         kept = {name: p.detach().clone() for name, p in self._parameters.items()}
-        self.hand_out()
+        self.apply_averaged_weights()
         try:
             yield
         finally:
             _copy(self._parameters, kept)
 
-    def hand_out(self) -> None:
+    def apply_averaged_weights(self) -> None:
         """Leave the averaged weights in the model, if there are any."""
         if self._mean:
             _copy(self._parameters, self._mean)

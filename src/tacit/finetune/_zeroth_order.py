@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.data import Rows
-from tacit.finetune._queries import Asker, Gradient, Loss
+from tacit.finetune._queries import Gradient, GradientQuery, Loss
 from tacit.finetune._reading import in_place
 from tacit.gradients import (
     MIXED,
@@ -42,7 +42,7 @@ from tacit.privacy.events import check_count
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slopes:
+class ZerothOrderQuery:
     """How steeply each unit's loss rises along `directions` random directions z: (l(w + mu z) - l(w - mu z)) / 2mu.
 
     The directions come from a public seed and the number of the step.
@@ -65,14 +65,16 @@ class Slopes:
         if not 0 < self.scale < math.inf:
             raise ValueError("scale is how far the parameters are moved: above 0.")
 
-    def open(self, model: nn.Module, loss: Loss, *, expected: float, microbatch: int | None) -> Asker:
+    def open(self, model: nn.Module, loss: Loss, *, expected: float, microbatch: int | None) -> GradientQuery:
         return SlopeAsker(model, loss, expected, microbatch, self)
 
 
 class SlopeAsker:
     """Asks two forward passes per direction. Nothing is kept for a backward pass."""
 
-    def __init__(self, model: nn.Module, loss: Loss, expected: float, microbatch: int | None, query: Slopes) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Loss, expected: float, microbatch: int | None, query: ZerothOrderQuery
+    ) -> None:
         self._model, self._loss = model, loss
         self._expected, self._microbatch, self._query = expected, microbatch, query
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -100,7 +102,7 @@ class SlopeAsker:
             found[:, direction].index_add_(0, owner, slopes)
         return self._bounded((found / sizes[:, None])[sizes > 0])
 
-    def nobody(self) -> ClippedSum:
+    def zero_sum(self) -> ClippedSum:
         return self._bounded(torch.zeros(0, self._query.directions, dtype=torch.float64))
 
     def check(self, inputs: Any, labels: Tensor) -> None:

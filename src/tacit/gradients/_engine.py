@@ -18,9 +18,9 @@ from tacit.gradients._grad_factors import wide
 from tacit.gradients._grouping import group, muted, parts
 from tacit.gradients._isolation import Loss, RowsMixed, buffers_of, put_back, undisturbed, wrong_shape
 from tacit.gradients._numbers import plain_numbers
-from tacit.gradients._parameter_swap import Slots, refuse_live_statistics
-from tacit.gradients._recorder import Misfit, Plan, Recorder
-from tacit.gradients._result import ClippedSum, Tally
+from tacit.gradients._parameter_swap import ParameterSwap, refuse_live_statistics
+from tacit.gradients._recorder import Plan, Recorder, UnsupportedPattern
+from tacit.gradients._result import ClippedSum, ClippedSumAccumulator
 from tacit.gradients._spot import check_unit, due
 from tacit.gradients._synthetic import constant
 from tacit.gradients._traced_parameter import plain
@@ -38,7 +38,7 @@ class Engine:
 
     Formal guarantee: each privacy unit adds to every block of the sum a vector of L2 norm at most the block's bound,
     for any values in the batch, provided that the model and the loss keep rows apart (checked on synthetic rows, see
-    `learn`, and now and then on a real unit, see `spot`: that may stop a run, before its step is released).
+    `validate`, and now and then on a real unit, see `spot`: that may stop a run, before its step is released).
     Who is there changes nobody else's arithmetic: sums are float64, a unit whose rows fail or take an unchecked way is
     found by running it alone, its rows are replaced in place, and it is added by itself or is exactly zero. What
     remains: the model computes in its own dtype, and a kernel may give a row other last bits in a batch of another
@@ -55,7 +55,7 @@ class Engine:
         self.per_sample_loss = per_sample_loss
         self.clip = as_policy(clip)
         self.microbatch = microbatch
-        self._slots = Slots(model)
+        self._slots = ParameterSwap(model)
         self._plan = learning.blank_plan(model)
         self._plans: dict[Any, Plan] = {}
         self._calls = 0
@@ -64,10 +64,10 @@ class Engine:
 
     @property
     def served(self) -> dict[str, str]:
-        """Which rule serves each parameter; known after `learn` or the first sum."""
+        """Which rule serves each parameter; known after `validate` or the first sum."""
         return dict(self._plan.served)
 
-    def learn(self, batch: Any, *, rows: int | None = None) -> None:
+    def validate(self, batch: Any, *, rows: int | None = None) -> None:
         """Check the model on synthetic rows shaped like this batch; the first sum does it by itself.
 
         As many rows at a time as the batch has (or as it will have: `rows`) and as fit. Again for rows of another
@@ -81,7 +81,7 @@ class Engine:
         self._plan = plan = self._plans[circumstances]
         known = (plan, self.model, self.per_sample_loss, self._slots, batch)
         if plan.learning:
-            learning.learn(*known, self._watch)
+            learning.validate(*known, self._watch)
         numbers = hash(plain_numbers(self.model, self.per_sample_loss))
         if numbers not in plan.numbers:
             plan.numbers.add(numbers)
@@ -115,10 +115,12 @@ class Engine:
         silent = muted(mute, grouped)
         self._refuse_changes()
         self.replaced = None
-        tally = Tally(policy, {n: wide(p.detach()) for n, p in self._slots.parameters.items()}, grouped.count)
+        tally = ClippedSumAccumulator(
+            policy, {n: wide(p.detach()) for n, p in self._slots.parameters.items()}, grouped.count
+        )
         if rows == 0:
             return tally.result()
-        self.learn(batch)
+        self.validate(batch)
         state, spot = buffers_of(self.model), self._spot(grouped.count)
         for part, members in parts(grouped, self._rows_at_once(batch)):
             put_back(self.model, state)  # what a forward advances (a power iteration) is the same for every part
@@ -144,9 +146,9 @@ class Engine:
         if rows == 0:
             return
         grouped = group(units, rows, next(leaves(batch)).device)
-        self.learn(batch)
+        self.validate(batch)
         state, spot = buffers_of(self.model), -1 if public else self._spot(grouped.count)
-        tally = Tally(self.clip, {n: wide(p.detach()) for n, p in self._slots.parameters.items()}, 0)
+        tally = ClippedSumAccumulator(self.clip, {n: wide(p.detach()) for n, p in self._slots.parameters.items()}, 0)
         size = sum(wide(p).nbytes for p in self._slots.parameters.values())
         for part, members in parts(grouped, min(self._rows_at_once(batch), max(1, _KEPT // size))):
             put_back(self.model, state)
@@ -161,10 +163,12 @@ class Engine:
                     value[place] = torch.nan if found is None else found[0][name].to(value.dtype)
             yield built
 
-    def nobody(self, clip: float | Policy | None = None) -> ClippedSum:
+    def zero_sum(self, clip: float | Policy | None = None) -> ClippedSum:
         """The sum over no unit at all: zeros, with the bounds of any other sum."""
         policy = self.clip if clip is None else as_policy(clip)
-        return Tally(policy, {n: wide(p.detach()) for n, p in self._slots.parameters.items()}, 0).result()
+        return ClippedSumAccumulator(
+            policy, {n: wide(p.detach()) for n, p in self._slots.parameters.items()}, 0
+        ).result()
 
     def outdated(self) -> bool:
         """Whether the model's trainable parameters are no longer those that the engine was made for."""
@@ -198,7 +202,7 @@ class Engine:
         expected = self._plan.folds.get(row_shapes(batch), recorder.folds)
         if losses.requires_grad and recorder.folds != expected:
             odd = recorder.folds - expected if expected is not None else recorder.folds
-            raise Misfit(next(iter(odd or recorder.folds))[0])
+            raise UnsupportedPattern(next(iter(odd or recorder.folds))[0])
         return recorder, losses.detach()
 
     def _pass(self, batch: Any, part: Tensor, grouped: Units) -> tuple[Recorder | None, Tensor, Units, Tensor]:
@@ -243,7 +247,9 @@ class Engine:
         found = due(self._calls - 1, units)
         return -1 if found is None else found
 
-    def _look_at(self, which: Tensor, tally: Tally, batch: Any, part: Tensor, grouped: Units, state: Any) -> None:
+    def _look_at(
+        self, which: Tensor, tally: ClippedSumAccumulator, batch: Any, part: Tensor, grouped: Units, state: Any
+    ) -> None:
         """The check during the run, see `spot`, of the unit that is marked, if one is."""
         if not bool(which.any()) or (self.microbatch and part.numel() > self.microbatch):
             return
@@ -280,7 +286,7 @@ class Engine:
     def _blame_the_code(self, batch: Any, error: Exception) -> None:
         """Raise if rows that passed the checks fail as well: then it is not the values of private rows."""
         specimen = self._plan.specimens.get(row_shapes(batch))
-        if isinstance(error, Misfit) or specimen is None:
+        if isinstance(error, UnsupportedPattern) or specimen is None:
             return
         with (
             self._on_the_side(),
@@ -290,7 +296,13 @@ class Engine:
             list(row_gradients(self.model, self._loss, self._slots.parameters, given, torch.arange(1), 2))
 
     def _add(
-        self, tally: Tally, batch: Any, part: Tensor, members: Tensor, grouped: Units, quiet: Tensor | None
+        self,
+        tally: ClippedSumAccumulator,
+        batch: Any,
+        part: Tensor,
+        members: Tensor,
+        grouped: Units,
+        quiet: Tensor | None,
     ) -> Tensor:
         """Clip and add some units; returns which of them have to be added one by one, because they are odd."""
         if self.microbatch is not None and part.numel() > self.microbatch and not self._plan.by_row:
@@ -305,7 +317,7 @@ class Engine:
         return odd if quiet is None else odd & ~quiet
 
     def _add_large_unit(
-        self, tally: Tally, batch: Any, part: Tensor, members: Tensor, rows: int, quiet: Tensor | None
+        self, tally: ClippedSumAccumulator, batch: Any, part: Tensor, members: Tensor, rows: int, quiet: Tensor | None
     ) -> bool:
         """A unit with more rows than fit: add up its gradient chunk by chunk first, then clip it."""
         if quiet is not None and bool(quiet.all()):
@@ -329,7 +341,7 @@ class Engine:
         tally.add_built(total, members, torch.cat(losses).mean()[None])
         return True
 
-    def _add_odd(self, tally: Tally, batch: Any, mine: Tensor, unit: int, rows: int) -> None:
+    def _add_odd(self, tally: ClippedSumAccumulator, batch: Any, mine: Tensor, unit: int, rows: int) -> None:
         """A unit by plain autograd, row by row; if that fails as well, it contributes nothing."""
         member = torch.tensor([unit], device=mine.device)
         found = self._row_by_row(batch, mine, rows)

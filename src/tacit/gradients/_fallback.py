@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from tacit.gradients._batches import rows_of
 from tacit.gradients._grad_factors import PerRow
 from tacit.gradients._isolation import buffers_of, caches_of, drop, put_back, wrong_shape
-from tacit.gradients._recorder import Misfit, call_of
-from tacit.gradients._traced_parameter import Handle, plain, tensors, unwrapped
+from tacit.gradients._recorder import UnsupportedPattern, call_of
+from tacit.gradients._traced_parameter import TracedParameter, plain, tensors, unwrapped
 
 if TYPE_CHECKING:
     from tacit.gradients._recorder import Recorder
@@ -33,7 +33,7 @@ class _Watch(torch.autograd.Function):
         return grads[0], None, None
 
 
-def per_row_by_vmap(recorder: Recorder, func: Any, args: Any, kwargs: Any, handles: list[Handle]) -> Any:
+def per_row_by_vmap(recorder: Recorder, func: Any, args: Any, kwargs: Any, handles: list[TracedParameter]) -> Any:
     """A function without a rule: its output as usual, its parameters' gradients by vmap over rows in the backward."""
     name = getattr(func, "__name__", str(func))
     if recorder.plan.learning:
@@ -42,26 +42,26 @@ def per_row_by_vmap(recorder: Recorder, func: Any, args: Any, kwargs: Any, handl
         recorder.uses(handle, f"torch.func ({name})")
     value = func(*unwrapped(args), **unwrapped(kwargs))
     if not isinstance(value, Tensor) or value.dim() == 0:
-        raise Misfit(handles[0].target.names[0])
+        raise UnsupportedPattern(handles[0].target.names[0])
     return _Watch.apply(value, lambda g: _report(recorder, func, args, kwargs, handles, g), recorder.anchor)  # type: ignore[no-untyped-call]
 
 
-def _report(recorder: Recorder, func: Any, args: Any, kwargs: Any, handles: list[Handle], g: Tensor) -> None:
+def _report(recorder: Recorder, func: Any, args: Any, kwargs: Any, handles: list[TracedParameter], g: Tensor) -> None:
     rows, size = recorder.units.rows, g.shape[0]
     if size % rows:
-        raise Misfit(handles[0].target.names[0])
+        raise UnsupportedPattern(handles[0].target.names[0])
     recorder.folds[handles[0].target.names[0], size // rows] += 1
     flat: list[Tensor] = []  # the tensors with rows, each replaced by a slot in the arguments
     rowed = iter(_rowed(recorder, func, args, kwargs, handles, size))
 
     def collect(tree: Any) -> Any:
-        if isinstance(tree, Handle):
+        if isinstance(tree, TracedParameter):
             return tree
         if isinstance(tree, Tensor):
             if not next(rowed):
                 return tree
             if tree.dim() == 0 or tree.shape[0] != size:
-                raise Misfit(handles[0].target.names[0])
+                raise UnsupportedPattern(handles[0].target.names[0])
             flat.append(tree.detach().reshape(rows, size // rows, *tree.shape[1:]))
             return _Slot(len(flat) - 1)
         if isinstance(tree, dict):
@@ -83,14 +83,16 @@ def _report(recorder: Recorder, func: Any, args: Any, kwargs: Any, handles: list
     try:
         found = torch.func.vmap(one, randomness="different")(flat, g.reshape(rows, size // rows, *g.shape[1:]))
     except (RuntimeError, ValueError, IndexError) as error:  # what vmap cannot do (in-place functions, mixed types)
-        raise Misfit(handles[0].target.names[0]) from error
+        raise UnsupportedPattern(handles[0].target.names[0]) from error
     for handle, grads in zip(handles, found, strict=True):
         recorder.record(handle.target, PerRow(grads))
 
 
-def _rowed(recorder: Recorder, func: Any, args: Any, kwargs: Any, handles: list[Handle], size: int) -> tuple[bool, ...]:
+def _rowed(
+    recorder: Recorder, func: Any, args: Any, kwargs: Any, handles: list[TracedParameter], size: int
+) -> tuple[bool, ...]:
     """Which of the other tensors have rows: learnt once, because a constant may be as long as some later batch."""
-    others = [t for t in tensors((args, kwargs)) if not isinstance(t, Handle)]
+    others = [t for t in tensors((args, kwargs)) if not isinstance(t, TracedParameter)]
     call = call_of(func, others, handles)
     if recorder.plan.learning:
         constants = recorder.plan.constants
@@ -103,10 +105,10 @@ class _Slot(int):
     """Stands for the tensor that the current row puts here."""
 
 
-def _fill(tree: Any, row: list[Tensor], parameter: Callable[[Handle], Tensor]) -> Any:
+def _fill(tree: Any, row: list[Tensor], parameter: Callable[[TracedParameter], Tensor]) -> Any:
     if isinstance(tree, _Slot):
         return row[tree]
-    if isinstance(tree, Handle):
+    if isinstance(tree, TracedParameter):
         return parameter(tree)
     if isinstance(tree, dict):
         return {key: _fill(item, row, parameter) for key, item in tree.items()}

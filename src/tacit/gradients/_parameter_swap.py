@@ -13,15 +13,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from tacit.gradients._isolation import caches_of, drop
-from tacit.gradients._recorder import Misfit, Recorder
-from tacit.gradients._traced_parameter import Handle, plain
+from tacit.gradients._recorder import Recorder, UnsupportedPattern
+from tacit.gradients._traced_parameter import TracedParameter, plain
 from tacit.gradients.layers import _attention as attention
 from tacit.gradients.layers import _recurrent as recurrent
 
 _RECURRENT = (nn.LSTM.forward, nn.GRU.forward, nn.RNN.forward)
 
 
-class Slots:
+class ParameterSwap:
     """Where the trainable parameters of a model live."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -115,12 +115,12 @@ class Slots:
             drop(self._caches)
             self._drop_handles(recorder.plan.learning)
         if stray is not None:  # the parameter itself was used, past its handle
-            raise Misfit(stray)
+            raise UnsupportedPattern(stray)
 
     def _drop_handles(self, learning: bool) -> None:
         """Modules that keep a value computed from parameters (the old weight_norm) get a plain one."""
         if learning:
-            found = [(m, key) for m in self._modules for key, v in m.__dict__.items() if isinstance(v, Handle)]
+            found = [(m, key) for m in self._modules for key, v in m.__dict__.items() if isinstance(v, TracedParameter)]
             self._keeping += [place for place in found if place not in self._keeping]
         for module, key in self._keeping:
             module.__dict__[key] = plain(module.__dict__.get(key))

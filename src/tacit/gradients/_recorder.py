@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tacit.gradients._grad_factors import Lookup, PerRow, PerUnit, Piece, Settled, join
-from tacit.gradients._traced_parameter import Handle, Target
+from tacit.gradients._traced_parameter import Target, TracedParameter
 from tacit.gradients._units import Units
 
 T = TypeVar("T")
@@ -18,7 +18,7 @@ T = TypeVar("T")
 Call = tuple[Any, tuple[str, ...], tuple[int, ...]]
 
 
-class Misfit(Exception):
+class UnsupportedPattern(Exception):
     """A use of a parameter whose rows the engine cannot tell apart; the engine then takes the slow path."""
 
 
@@ -69,8 +69,8 @@ class Recorder:
         self._forward = True
         self.closed = False  # after the pass: a handle that the model kept is a plain value
 
-    def handle(self, name: str) -> Handle:
-        return Handle.of(self.parameters[name], self, (name,))
+    def handle(self, name: str) -> TracedParameter:
+        return TracedParameter.of(self.parameters[name], self, (name,))
 
     def leaf(self, name: str) -> Tensor:
         """A copy of the parameter that starts a graph, for what is computed from parameters alone."""
@@ -80,24 +80,24 @@ class Recorder:
 
     # -- during the forward
 
-    def enters(self, func: Any, args: Any, kwargs: Any, handles: list[Handle], others: list[Tensor]) -> bool:
+    def enters(self, func: Any, args: Any, kwargs: Any, handles: list[TracedParameter], others: list[Tensor]) -> bool:
         """Whether here the parameter meets the rows of the batch (otherwise it is computed on alone)."""
         call = call_of(func, others, handles)
         if self.plan.learning:
             found = any(self._has_rows(t) for t in others) or _expands(func, args, kwargs, handles, self.units.rows)
             self.learns(self.plan.enters, call, found)
         elif call not in self.plan.enters:  # a branch that no synthetic row took: shapes alone would be a guess
-            raise Misfit(call[1][0])
+            raise UnsupportedPattern(call[1][0])
         return self.plan.enters[call]
 
     def learns(self, known: dict[Call, T], call: Call, found: T) -> None:
         """Note what a kind of call does; two calls of a kind that do different things cannot be told apart later."""
         if known.setdefault(call, found) != found:
-            raise Misfit(call[1][0])
+            raise UnsupportedPattern(call[1][0])
 
     def uses(self, value: Any, rule: str) -> Target | None:
         """Note that a rule serves this argument; None if it is not a trainable one."""
-        if not isinstance(value, Handle):
+        if not isinstance(value, TracedParameter):
             return None
         target = value.target
         if self._forward:
@@ -107,7 +107,7 @@ class Recorder:
                 self.plan.served.setdefault(name, rule)
         return target
 
-    def without_rule(self, func: Any, args: Any, kwargs: Any, handles: list[Handle]) -> Any:
+    def without_rule(self, func: Any, args: Any, kwargs: Any, handles: list[TracedParameter]) -> Any:
         from tacit.gradients._fallback import per_row_by_vmap
 
         return per_row_by_vmap(self, func, args, kwargs, handles)
@@ -129,7 +129,7 @@ class Recorder:
         dim = self.plan.batch_dim[target.names[0]]
         rows = self.units.rows
         if dim >= tensor.dim() or tensor.shape[dim] % rows or tensor.shape[dim] == 0:
-            raise Misfit(target.names[0])
+            raise UnsupportedPattern(target.names[0])
         if dim:
             tensor = tensor.movedim(dim, 0)
         self.folds[target.names[0], tensor.shape[0] // rows] += 1
@@ -193,7 +193,7 @@ class Recorder:
         return Lookup(ids, piece.values.reshape(rows, ids.shape[1], -1), tuple(table.shape))
 
 
-def call_of(func: Any, others: list[Tensor], handles: list[Handle]) -> Call:
+def call_of(func: Any, others: list[Tensor], handles: list[TracedParameter]) -> Call:
     if len(handles) == 1:
         names = handles[0].__dict__["target"].names
     else:
@@ -201,12 +201,12 @@ def call_of(func: Any, others: list[Tensor], handles: list[Handle]) -> Call:
     return func, names, tuple([t.dim() for t in others])
 
 
-def _expands(func: Any, args: Any, kwargs: Any, handles: list[Handle], rows: int) -> bool:
+def _expands(func: Any, args: Any, kwargs: Any, handles: list[TracedParameter], rows: int) -> bool:
     """Whether the function repeats the parameter once per row (a class token)."""
     if func not in EXPANDING:
         return False
     before = handles[0].plain
-    after = func(*[a.plain if isinstance(a, Handle) else a for a in args], **kwargs)
+    after = func(*[a.plain if isinstance(a, TracedParameter) else a for a in args], **kwargs)
     if after.dim() == 0 or after.shape[0] % rows:
         return False
     return bool(after.dim() > before.dim() or before.shape[0] == 1)

@@ -74,7 +74,7 @@ class ClippedSum:
         return ClippedSum(total, self.bounds, self.blocks, Private(norms, factors))
 
 
-class Tally:
+class ClippedSumAccumulator:
     """Adds up parts of a batch under one policy."""
 
     def __init__(self, policy: Policy, like: Mapping[str, Tensor], units: int) -> None:
@@ -109,9 +109,9 @@ class Tally:
         ):  # sums in bfloat16 would break the bound
             self._add(settled, units, members, losses, silent)
 
-    def another(self, units: int) -> Tally:
+    def another(self, units: int) -> ClippedSumAccumulator:
         """An empty tally of the same parameters under the same policy."""
-        return Tally(self._policy, self._like, units)
+        return ClippedSumAccumulator(self._policy, self._like, units)
 
     def leave_out(self, members: Tensor) -> None:
         """Units that contribute nothing."""

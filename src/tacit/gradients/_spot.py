@@ -12,7 +12,7 @@ from torch import Tensor
 from tacit.gradients._batches import change, rows_of
 from tacit.gradients._isolation import RowsMixed, seed_all
 from tacit.gradients._recorder import Recorder
-from tacit.gradients._result import Tally
+from tacit.gradients._result import ClippedSumAccumulator
 from tacit.gradients._units import Units
 
 _SHARE = 1 / 128  # of the steps, in the long run: two passes each
@@ -45,7 +45,9 @@ def copied(mine: Tensor, rows: int) -> Tensor:
     return copies
 
 
-def check_unit(watch: Watch, tally: Tally, batch: Any, part: Tensor, local: Units, unit: int, coarse: bool) -> None:
+def check_unit(
+    watch: Watch, tally: ClippedSumAccumulator, batch: Any, part: Tensor, local: Units, unit: int, coarse: bool
+) -> None:
     """Compare a unit's clipped gradient with what it is if everybody else is a copy of it.
 
     Formal guarantee: this stops a run, with a sentence that is always the same and before anything of the step is

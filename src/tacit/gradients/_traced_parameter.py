@@ -44,7 +44,7 @@ class Target:
     lines: Tensor | None = None  # for lines of a table that are the same for all rows (positions): which ones
 
 
-class Handle(torch.Tensor):
+class TracedParameter(torch.Tensor):
     """A target's value, under watch."""
 
     plain: Tensor
@@ -52,7 +52,9 @@ class Handle(torch.Tensor):
     target: Target
 
     @classmethod
-    def of(cls, value: Tensor, recorder: Recorder, names: tuple[str, ...], origin: Tensor | None = None) -> Handle:
+    def of(
+        cls, value: Tensor, recorder: Recorder, names: tuple[str, ...], origin: Tensor | None = None
+    ) -> TracedParameter:
         plain = value.detach()
         handle = plain.as_subclass(cls)
         handle.__dict__.update(plain=plain, recorder=recorder, target=Target(names, plain.shape, origin))
@@ -74,7 +76,7 @@ class Handle(torch.Tensor):
         return result
 
 
-def graph_value(handle: Handle) -> Tensor:
+def graph_value(handle: TracedParameter) -> Tensor:
     """The handle's value with its graph back to the parameters."""
     target = handle.target
     return handle.recorder.leaf(target.names[0]) if target.origin is None else target.origin
@@ -82,12 +84,12 @@ def graph_value(handle: Handle) -> Tensor:
 
 def plain(value: Any) -> Any:
     """The value to compute with."""
-    return value.__dict__["plain"] if isinstance(value, Handle) else value
+    return value.__dict__["plain"] if isinstance(value, TracedParameter) else value
 
 
-def unwrapped(tree: Any, value: Callable[[Handle], Tensor] = plain) -> Any:
+def unwrapped(tree: Any, value: Callable[[TracedParameter], Tensor] = plain) -> Any:
     """Replace every handle in nested arguments."""
-    if isinstance(tree, Handle):
+    if isinstance(tree, TracedParameter):
         return value(tree)
     if isinstance(tree, dict):
         return {key: unwrapped(item, value) for key, item in tree.items()}
@@ -108,12 +110,12 @@ def tensors(tree: Any) -> Iterator[Tensor]:
             yield from tensors(item)
 
 
-def _apart(tree: Any) -> tuple[list[Handle], list[Tensor]]:
+def _apart(tree: Any) -> tuple[list[TracedParameter], list[Tensor]]:
     """The handles among the arguments, and the other tensors."""
-    handles: list[Handle] = []
+    handles: list[TracedParameter] = []
     others: list[Tensor] = []
     for t in tensors(tree):
-        if isinstance(t, Handle):
+        if isinstance(t, TracedParameter):
             handles.append(t)
         else:
             others.append(t)
@@ -125,20 +127,24 @@ def _look_up(wrap: Callable[[Any], Any], func: Any, args: Any, kwargs: Any) -> A
     found = wrap(func(*unwrapped(args, graph_value), **unwrapped(kwargs, graph_value)))
     given = dict(zip(("input", "weight", "padding_idx", "max_norm"), args, strict=False)) | kwargs
     table = given["weight"]
-    plain_table = isinstance(table, Handle) and table.target.origin is None and not isinstance(given["input"], Handle)
+    plain_table = (
+        isinstance(table, TracedParameter)
+        and table.target.origin is None
+        and not isinstance(given["input"], TracedParameter)
+    )
     if plain_table and given.get("padding_idx") is None and given.get("max_norm") is None:
         found.target.lines = given["input"]
     return found
 
 
-def _compute(func: Any, args: Any, kwargs: Any, handles: list[Handle]) -> Any:
+def _compute(func: Any, args: Any, kwargs: Any, handles: list[TracedParameter]) -> Any:
     """Apply a function to parameters alone; what comes out is a handle again."""
     recorder = handles[0].recorder
     names = tuple(dict.fromkeys(name for h in handles for name in h.target.names))
 
     def wrap(result: Any) -> Any:
         if isinstance(result, Tensor) and result.requires_grad:
-            return Handle.of(result, recorder, names, result)
+            return TracedParameter.of(result, recorder, names, result)
         if type(result) in (list, tuple):
             return type(result)(wrap(item) for item in result)
         return result

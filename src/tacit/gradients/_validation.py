@@ -21,8 +21,8 @@ from tacit.gradients._isolation import (
     seed_all,
     whole_norm,
 )
-from tacit.gradients._parameter_swap import Slots
-from tacit.gradients._recorder import Misfit, Plan, Recorder
+from tacit.gradients._parameter_swap import ParameterSwap
+from tacit.gradients._recorder import Plan, Recorder, UnsupportedPattern
 from tacit.gradients._synthetic import synthetic
 from tacit.gradients._units import Units
 
@@ -42,7 +42,7 @@ def blank_plan(model: nn.Module, said: set[tuple[str, str]] | None = None) -> Pl
     return Plan(constants=frozenset(constants), said=set() if said is None else said)
 
 
-def learn(plan: Plan, model: nn.Module, loss: Loss, slots: Slots, batch: Any, watch: Watch) -> None:
+def validate(plan: Plan, model: nn.Module, loss: Loss, slots: ParameterSwap, batch: Any, watch: Watch) -> None:
     """Check that rows stay apart and that the loss reaches everything, then find a path with autograd's answer."""
     probe = Probe(model, loss, slots.parameters)
     device = next(leaves(batch)).device
@@ -105,7 +105,9 @@ def _reach(probe: Probe, batch: Any, reached: set[str]) -> None:
     check_reached(names, reached)
 
 
-def check_again(plan: Plan, model: nn.Module, loss: Loss, slots: Slots, batch: Any, rows: int, watch: Watch) -> None:
+def check_again(
+    plan: Plan, model: nn.Module, loss: Loss, slots: ParameterSwap, batch: Any, rows: int, watch: Watch
+) -> None:
     """Check rows of this shape, so many at a time: do they stay apart, and is the fast path right for them?"""
     probe = Probe(model, loss, slots.parameters)
     device = next(leaves(batch)).device
@@ -148,7 +150,7 @@ def _wrong(plan: Plan, weighted: Weighted, truth: Gradient, *, again: bool = Fal
     """The parameters for which the fast path is not seen to be right; `again` if it was before, on other rows."""
     try:
         found = weighted()
-    except Misfit as misfit:
+    except UnsupportedPattern as misfit:
         return [str(misfit.args[0])]
     except (RuntimeError, IndexError):  # plain autograd could, so this is a limit of the fast path
         return list(truth)

@@ -173,7 +173,7 @@ def released(leaf: DpEvent) -> DpEvent:
     return leaf.event if noise is None else dp_event.GaussianDpEvent(noise)
 
 
-def take(receipt: Receipt, kind: type[DpEvent], bound: float) -> tuple[DpEvent, int, NoiseKey]:
+def consume(receipt: Receipt, kind: type[DpEvent], bound: float) -> tuple[DpEvent, int, NoiseKey]:
     """Use up one release: its event, its number and the key of its noise. Refused if the receipt does not cover it.
 
     Formal guarantee: a draw (``sampling.draw``) binds the slot of the tree whose rate it used, and the next release is

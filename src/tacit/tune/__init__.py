@@ -9,7 +9,7 @@ from tacit.tune._optuna_trials import optuna_search
 from tacit.tune._plan import BudgetTooSmall, Plan, plan
 from tacit.tune._ray_runner import RayRunner
 from tacit.tune._repeat import Repeats, plan_repeats, repeat_and_select
-from tacit.tune._runners import Here, Processes
+from tacit.tune._runners import Processes, SerialRunner
 from tacit.tune._search import RunFailed, Tuned
 from tacit.tune._selection import Selected, noisy_selection
 from tacit.tune._space import Hyperparameters, Space
@@ -19,7 +19,6 @@ from tacit.tune._trials import Trainable, Trial, by_unit
 __all__ = [
     "BudgetTooSmall",
     "Finetuning",
-    "Here",
     "Hyperparameters",
     "Line",
     "Plan",
@@ -29,6 +28,7 @@ __all__ = [
     "RunFailed",
     "Scaled",
     "Selected",
+    "SerialRunner",
     "Space",
     "Trainable",
     "Trial",

@@ -14,9 +14,9 @@ from tacit.progress import shown
 from tacit.recipes import Progress
 from tacit.tune import _budget_split as equal
 from tacit.tune._plan import SHAVE, score_share
-from tacit.tune._runners import Curator, Here, Runner
+from tacit.tune._runners import Curator, Runner, SerialRunner
 from tacit.tune._sampled import is_sampled
-from tacit.tune._search import Payer, Tuned, chance_of, needed, part, unit_of
+from tacit.tune._search import SearchSession, Tuned, chance_of, needed, part, unit_of
 from tacit.tune._space import Space
 from tacit.tune._trials import Score, Trainable
 
@@ -57,7 +57,7 @@ def random_search(
     points = [space.draw(chance) for _ in range(trials)]
     several = trials > 1
     unit = unit_of(trainable, unit)
-    payer = Payer(
+    session = SearchSession(
         trainable=trainable,
         ledger=ledger,
         subject=subject,
@@ -65,29 +65,29 @@ def random_search(
         delta=budget.delta,
         score=needed(part(trainable, score, "score"), "score") if several else None,
         size=needed(part(trainable, size, "size"), "size") if several else 1,
-        runner=runner or Here(),
+        runner=runner or SerialRunner(),
         curator=curator,
         seed=seed,
     )
     mu, mu_score = budget.mu * SHAVE, None
     if several:
-        mu, mu_score = equal.share(budget, trials, size=payer.size, precision=precision, scores=scores)
+        mu, mu_score = equal.share(budget, trials, size=session.size, precision=precision, scores=scores)
     sampled = is_sampled(trainable, space)
-    mu = equal.declare(payer, points, mu, mu_score, budget, unit=unit, sampled=sampled)
+    mu = equal.declare(session, points, mu, mu_score, budget, unit=unit, sampled=sampled)
     with shown(progress) as told:
-        payer = replace(payer, progress=told)
+        session = replace(session, progress=told)
         if mu_score is not None:
-            done = payer.trials(points, mu, mu_score, name="random search", keep=True)
-            return equal.chosen(payer, done, mu, unit=unit)
-        payer.tell("random search", 0, 1)
-        model = payer.train(points[0], mu, note="random search")
-        payer.tell("random search", 1, 1)
+            done = session.trials(points, mu, mu_score, name="random search", keep=True)
+            return equal.chosen(session, done, mu, unit=unit)
+        session.tell("random search", 0, 1)
+        model = session.train(points[0], mu, note="random search")
+        session.tell("random search", 1, 1)
     return Tuned(
         model=model,
         hyperparameters=points[0],
         trials=(),
         guarantee=ledger.spent(subject),
-        flattering=payer.alone(mu, unit),
+        final_run_guarantee=session.alone(mu, unit),
     )
 
 
@@ -116,7 +116,7 @@ def grid_search(
     Within a `budget` the k points share it: each run gets about mu/sqrt(k). With `each`, every run gets that much, as
     people do it who report the winner's epsilon; then the subject has to afford all of them (`budget`, if the subject
     is new; by default exactly what they cost), or nothing is charged. `guarantee` is what the search cost, and
-    `flattering` is the winner's own. Other arguments: see `random_search`.
+    `final_run_guarantee` is the winner's own. Other arguments: see `random_search`.
 
     Formal guarantee: mu^2 = k * (mu_run^2 + mu_score^2), charged run by run. Where batches are drawn by chance, each
     run is (epsilon, delta)-private where a Gaussian release of mu_run is; all k and their scores are declared before
@@ -129,7 +129,7 @@ def grid_search(
     equal.check_budget(own)
     places = list(space.grid(points))
     unit = unit_of(trainable, unit)
-    payer = Payer(
+    session = SearchSession(
         trainable=trainable,
         ledger=ledger,
         subject=subject,
@@ -137,18 +137,18 @@ def grid_search(
         delta=own.delta,
         score=needed(part(trainable, score, "score"), "score"),
         size=needed(part(trainable, size, "size"), "size"),
-        runner=runner or Here(),
+        runner=runner or SerialRunner(),
         curator=curator,
         seed=seed,
     )
     if each is None:
-        mu, mu_score = equal.share(own, len(places), size=payer.size, precision=precision, scores=scores)
+        mu, mu_score = equal.share(own, len(places), size=session.size, precision=precision, scores=scores)
     else:
         mu = each.mu
-        mu_score = score_share(each, mu, 1, size=payer.size, precision=precision, scores=scores)
+        mu_score = score_share(each, mu, 1, size=session.size, precision=precision, scores=scores)
     sampled = is_sampled(trainable, space)
-    mu = equal.declare(payer, places, mu, mu_score, budget, unit=unit, sampled=sampled, fixed=each is not None)
+    mu = equal.declare(session, places, mu, mu_score, budget, unit=unit, sampled=sampled, fixed=each is not None)
     with shown(progress) as told:
-        payer = replace(payer, progress=told)
-        done = payer.trials(places, mu, mu_score, name="grid search", keep=True)
-        return equal.chosen(payer, done, mu, unit=unit)
+        session = replace(session, progress=told)
+        done = session.trials(places, mu, mu_score, name="grid search", keep=True)
+        return equal.chosen(session, done, mu, unit=unit)

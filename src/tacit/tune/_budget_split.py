@@ -9,7 +9,7 @@ from dataclasses import replace
 from tacit.privacy import Budget, Guarantee, Unit, accounting, epsilon_of, events
 from tacit.privacy.events import DpEvent
 from tacit.tune._plan import SHAVE, score_share
-from tacit.tune._search import Payer, Tuned, best, check_affordable, open_subject, unit_of
+from tacit.tune._search import SearchSession, Tuned, best, check_affordable, open_subject, unit_of
 from tacit.tune._space import Hyperparameters
 from tacit.tune._trials import Trial, event_of
 
@@ -31,7 +31,7 @@ def share(budget: Budget, count: int, *, size: int, precision: float, scores: fl
 
 
 def declare(
-    payer: Payer,
+    session: SearchSession,
     points: Sequence[Hyperparameters],
     mu: float,
     mu_score: float | None,
@@ -46,32 +46,32 @@ def declare(
     Refused before anything is charged if it cannot. Where batches are drawn by chance, all events are declared in the
     plan mode, and unless it is `fixed` the mu is lowered until they fit. No `budget`: exactly what they cost.
     """
-    unit_of(payer.trainable, unit)
-    relation = payer.neighbours
+    unit_of(session.trainable, unit)
+    relation = session.neighbours
     if not sampled:
         total = math.sqrt(len(points) * (mu**2 + (mu_score or 0.0) ** 2))
-        wanted = budget or Budget(epsilon_of(total, payer.delta) * (1 + 1e-9), payer.delta)
-        open_subject(payer.ledger, payer.subject, wanted, unit=unit, neighbours=relation)
+        wanted = budget or Budget(epsilon_of(total, session.delta) * (1 + 1e-9), session.delta)
+        open_subject(session.ledger, session.subject, wanted, unit=unit, neighbours=relation)
         what = f"{len(points)} runs and their scores"
-        check_affordable(payer.ledger, payer.subject, total, payer.delta, what)
+        check_affordable(session.ledger, session.subject, total, session.delta, what)
         return mu
     scores = [] if mu_score is None else [events.gaussian(relation.factor / mu_score)] * len(points)
 
     def everything(mu: float) -> list[DpEvent]:
-        return [event_of(payer.trainable, point, mu, relation) for point in points] + scores
+        return [event_of(session.trainable, point, mu, relation) for point in points] + scores
 
     def cost(mu: float) -> Guarantee:
-        return accounting.guarantee(events.compose(everything(mu)), delta=payer.delta, neighbours=relation)
+        return accounting.guarantee(events.compose(everything(mu)), delta=session.delta, neighbours=relation)
 
     if budget is not None and not fixed:
         mu = _filled(lambda mu: cost(mu).epsilon / budget.epsilon, mu)
-    wanted = budget or Budget(cost(mu).epsilon, payer.delta)
-    payer.ledger.subject(payer.subject, wanted, unit=unit, neighbours=relation, plan=everything(mu))
+    wanted = budget or Budget(cost(mu).epsilon, session.delta)
+    session.ledger.subject(session.subject, wanted, unit=unit, neighbours=relation, plan=everything(mu))
     return mu
 
 
 def chosen(
-    payer: Payer, done: Sequence[Trial], mu: float, *, unit: Unit | str, decisions: tuple[str, ...] = ()
+    session: SearchSession, done: Sequence[Trial], mu: float, *, unit: Unit | str, decisions: tuple[str, ...] = ()
 ) -> Tuned:
     """The best of some trials as the result of a search. All models were released, so its own needs no other run."""
     winner = best(done)
@@ -81,9 +81,9 @@ def chosen(
         model=None if winner is None else winner.model,
         hyperparameters=None if winner is None else winner.hyperparameters,
         trials=tuple(replace(trial, model=None) for trial in done),
-        guarantee=payer.ledger.spent(payer.subject),
+        guarantee=session.ledger.spent(session.subject),
         decisions=decisions,
-        flattering=payer.alone(mu, unit),
+        final_run_guarantee=session.alone(mu, unit),
     )
 
 

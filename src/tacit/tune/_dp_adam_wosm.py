@@ -6,20 +6,20 @@ variance of the noise. With that constant in its place Adam is momentum with a l
 
 from __future__ import annotations
 
-from tacit.finetune import DPGD, Optimiser
+from tacit.finetune import DPGD, Optimizer
 from tacit.privacy import Budget, Ledger, Neighbours, Unit, released
 from tacit.privacy.events import DpEvent, leaves
 from tacit.tune._budget_split import check_budget, declare
 from tacit.tune._plan import SHAVE
 from tacit.tune._runners import Curator
-from tacit.tune._search import Payer, Tuned, needed, part, unit_of
+from tacit.tune._search import SearchSession, Tuned, needed, part, unit_of
 from tacit.tune._space import Hyperparameters
 from tacit.tune._trials import Trainable, event_of
 
 BETA = 0.9
 
 
-def dpgd_wosm(hyperparameters: Hyperparameters) -> Optimiser:
+def dpgd_wosm(hyperparameters: Hyperparameters) -> Optimizer:
     """Gradient descent over everybody along Adam's first moment: momentum, with the start's bias taken out."""
     clip = 1.0 if hyperparameters.clip is None else hyperparameters.clip
     return DPGD(
@@ -54,7 +54,7 @@ def adam_without_second_moment(
     A step is lr * m / (noise + stabiliser), where m is Adam's first moment of the released mean gradients and `noise`
     the standard deviation of the noise in one of them: sigma * clip / size (or / batch, where batches are drawn by
     chance). So the trainable is called with the learning rate lr / (noise + stabiliser) and has to step along m: for a
-    `Finetuning`, give it `optimiser=dpgd_wosm`.
+    `Finetuning`, give it `optimizer=dpgd_wosm`.
 
     Formal guarantee: one run of the budget's mu (with batches drawn by chance: of its (epsilon, delta), by PLD). The
     learning rate is made of the noise multiplier, the clip and the declared size, which are public: choosing it looks
@@ -69,7 +69,7 @@ def adam_without_second_moment(
     sampled = getattr(trainable, "sampled", None)
     by_chance = sampled is not None and sampled(point)
     unit = unit_of(trainable, unit)
-    payer = Payer(
+    session = SearchSession(
         trainable=trainable,
         ledger=ledger,
         subject=subject,
@@ -81,17 +81,17 @@ def adam_without_second_moment(
     if by_chance and batch is None:
         raise ValueError("Say batch=, the mean size of the batches that are drawn: sums are divided by it.")
     _sigma(event_of(trainable, point, mu, relation))
-    mu = declare(payer, [point], mu, None, budget, unit=unit, sampled=by_chance)
+    mu = declare(session, [point], mu, None, budget, unit=unit, sampled=by_chance)
     event = event_of(trainable, point, mu, relation)
     noise = _sigma(event) * (1.0 if clip is None else clip) / (batch if by_chance and batch else people)
     found = Hyperparameters(lr=lr / (noise + stabiliser), steps=steps, batch=batch, clip=clip)
     return Tuned(
-        model=payer.train(found, mu, event, note="adam without second moment"),
+        model=session.train(found, mu, event, note="adam without second moment"),
         hyperparameters=found,
         trials=(),
         guarantee=ledger.spent(subject),
         decisions=(f"The noise in a mean gradient is {noise:.4g}: the learning rate is {found.lr:.4g}.",),
-        flattering=payer.alone(mu, unit),
+        final_run_guarantee=session.alone(mu, unit),
     )
 
 

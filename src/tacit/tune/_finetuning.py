@@ -14,13 +14,14 @@ from tacit.finetune import (
     DPGD,
     Backbone,
     Classes,
-    Optimiser,
+    Optimizer,
     Task,
     agree,
     as_records,
     blank_row,
     check_labels,
     check_rows_alone,
+    dry_run,
     extract,
     fit,
     is_linear,
@@ -29,7 +30,6 @@ from tacit.finetune import (
     prepared,
     right_by_unit,
     told_unit,
-    try_out,
 )
 from tacit.models import head_of
 from tacit.privacy import Neighbours, Receipt, Unit, epsilon_of
@@ -41,7 +41,7 @@ from tacit.tune._space import Hyperparameters
 _OPTIONS = {"rows_each", "augment", "init", "microbatch", "seed"}  # of `fit`, that a trial may have
 
 
-def dpgd(hyperparameters: Hyperparameters) -> Optimiser:
+def dpgd(hyperparameters: Hyperparameters) -> Optimizer:
     """Private gradient descent: everybody in every step, momentum, unit clip, a free last step."""
     clip = 1.0 if hyperparameters.clip is None else hyperparameters.clip
     return DPGD(lr=hyperparameters.lr, steps=hyperparameters.steps, clip=clip)
@@ -50,7 +50,7 @@ def dpgd(hyperparameters: Hyperparameters) -> Optimiser:
 class Finetuning:
     """A trainable for every search of `tune`: trains a copy of `model` with `finetune.fit`.
 
-    `optimiser` makes the optimiser from hyperparameters (a function of a module if trials run in other processes);
+    `optimizer` makes the optimiser from hyperparameters (a function of a module if trials run in other processes);
     other arguments (also rows_each, augment, init, microbatch and seed) are those of `fit`. `unit` is that of the data,
     and every search promises to that. With scheme "linear" the backbone runs over the data once, here, however many
     trials there are. What does not fit together is refused here, before any charge.
@@ -73,7 +73,7 @@ class Finetuning:
         classes: int | None = None,
         task: Task | None = None,
         delta: float = 1e-5,
-        optimiser: Callable[[Hyperparameters], Optimiser] = dpgd,
+        optimizer: Callable[[Hyperparameters], Optimizer] = dpgd,
         scheme: str = "linear",
         unit: Unit | str | None = None,
         unit_ids: Any = None,
@@ -87,10 +87,12 @@ class Finetuning:
             raise ValueError(f"A trial is scored by its loss or its accuracy; got {measure!r}.")
         self.measure = measure
         self.size, named = size, told_unit(unit, units)
-        self.optimiser, self.delta = optimiser, delta
+        self.optimizer, self.delta = optimizer, delta
         self._task: Task = task or Classes(classes if classes is not None else head_of(model)[1].out_features)
-        if measure == "loss" and not hasattr(self._task, "sure"):
-            raise ValueError("This task does not say how sure a model is: give it `sure`, or say measure='accuracy'.")
+        if measure == "loss" and not hasattr(self._task, "confidence"):
+            raise ValueError(
+                "This task does not say how sure a model is: give it `confidence`, or say measure='accuracy'."
+            )
         self._model = model
         if unknown := set(options) - _OPTIONS:
             known = ", ".join(sorted(_OPTIONS))
@@ -99,30 +101,30 @@ class Finetuning:
         self._records = as_records(data, named, unit_ids=unit_ids, **shown)
         self.unit = agree(self._records, named)
         check_labels(self._task, self._records)
-        check_rows_alone(self._task, self._records.labels(), sure=measure == "loss")
+        check_rows_alone(self._task, self._records.labels(), confidence=measure == "loss")
         self._how: dict[str, Any] = options | {"scheme": scheme, "head": head, "bias": bias}
         check_count(size, "size")
-        like = try_out(self._with_head(), self._records)
+        like = dry_run(self._with_head(), self._records)
         self._features: Records | None = self._cached()
         scored = self._features
         self._like = like if scored is None else likeness(scored, training=False)  # of what is scored: no unit decides
 
     def sampled(self, hyperparameters: Hyperparameters) -> bool:
         """Whether batches are drawn by chance, so that no single mu tells what a run releases."""
-        return self.optimiser(hyperparameters).sampler.rate(self.size) < 1
+        return self.optimizer(hyperparameters).sampler.rate(self.size) < 1
 
     def event(self, hyperparameters: Hyperparameters, mu: float, neighbours: Neighbours) -> DpEvent:
         """What a run of `mu` releases: its optimiser's steps, with the noise that makes them so much."""
-        optimiser, delta = self.optimiser(hyperparameters), self.delta
-        optimiser.check(neighbours, resumable=False, named=unit_ids_of(self._records) is not None)
-        one = gaussian_noise(optimiser.event(1.0, self.size))
+        optimizer, delta = self.optimizer(hyperparameters), self.delta
+        optimizer.check(neighbours, resumable=False, named=unit_ids_of(self._records) is not None)
+        one = gaussian_noise(optimizer.event(1.0, self.size))
         if one is not None:
-            return optimiser.event(neighbours.factor / (mu * one), self.size)
-        return plan(optimiser, epsilon=epsilon_of(mu, delta), delta=delta, size=self.size, neighbours=neighbours)
+            return optimizer.event(neighbours.factor / (mu * one), self.size)
+        return plan(optimizer, epsilon=epsilon_of(mu, delta), delta=delta, size=self.size, neighbours=neighbours)
 
     def event_with(self, hyperparameters: Hyperparameters, noise: float) -> DpEvent:
         """What a run with this noise multiplier releases."""
-        return self.optimiser(hyperparameters).event(noise, self.size)
+        return self.optimizer(hyperparameters).event(noise, self.size)
 
     def __call__(self, hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> nn.Module:
         """A trained copy of the model."""
@@ -132,7 +134,7 @@ class Finetuning:
         fitted = fit(
             deepcopy(self._model) if table is None else self._probe(),
             self._records if table is None else table,
-            optimiser=self.optimiser(hyperparameters),
+            optimizer=self.optimizer(hyperparameters),
             delta=self.delta,
             receipt=receipt,
             size=self.size,
@@ -148,9 +150,9 @@ class Finetuning:
     def score(self, model: nn.Module) -> Tensor:
         """How right a trained model is about each unit. Private: it leaves with noise or not at all."""
         if self._features is None:
-            return right_by_unit(model, self._records, self._task, sure=self.measure == "loss", like=self._like)
+            return right_by_unit(model, self._records, self._task, confidence=self.measure == "loss", like=self._like)
         probe = nn.Sequential(nn.Identity(), head_of(model)[1])
-        return right_by_unit(probe, self._features, self._task, sure=self.measure == "loss", like=self._like)
+        return right_by_unit(probe, self._features, self._task, confidence=self.measure == "loss", like=self._like)
 
     def split(self, rate: float, *, seed: int | None = None) -> tuple[Finetuning, Finetuning]:
         """Two trainables of different people: every unit is in the first with probability `rate`, by a coin of its own.

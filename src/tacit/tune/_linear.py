@@ -16,11 +16,11 @@ from tacit.recipes import Progress
 from tacit.tune._line import Axis, Line, fit_line
 from tacit.tune._plan import SHAVE, Plan
 from tacit.tune._plan import plan as make_plan
-from tacit.tune._runners import Curator, Here, Runner
+from tacit.tune._runners import Curator, Runner, SerialRunner
 from tacit.tune._sampled import fixed_steps, is_sampled, plan_sampled
 from tacit.tune._search import (
-    Payer,
     RunFailed,
+    SearchSession,
     Tuned,
     best,
     chance_of,
@@ -111,7 +111,7 @@ def linear_scaling(
         open_subject(ledger, subject, budget, unit=unit, neighbours=neighbours)
         check_affordable(ledger, subject, made.mu, budget.delta, f"{made.runs} runs and their scores")
     with shown(progress) as told:
-        payer = Payer(
+        session = SearchSession(
             trainable=trainable,
             ledger=ledger,
             subject=subject,
@@ -119,7 +119,7 @@ def linear_scaling(
             delta=budget.delta,
             score=part(trainable, score, "score"),
             size=part(trainable, size, "size"),
-            runner=runner or Here(),
+            runner=runner or SerialRunner(),
             curator=curator,
             seed=seed,
             progress=told,
@@ -129,7 +129,7 @@ def linear_scaling(
         for number, mu in enumerate(made.sweeps, 1):
             ends = _where(done, mu, made, whole) if draw == "following" else (0.0, 1.0)
             points = fixed[number - 1] if fixed else _points(whole, ends, made.trials, draw, way, chance)
-            done += payer.trials(points, mu, made.mu_score, name=f"sweep {number}", before=len(done), of=made.runs)
+            done += session.trials(points, mu, made.mu_score, name=f"sweep {number}", before=len(done), of=made.runs)
         line = fit_line(
             winners(done, made),
             space=space,
@@ -141,19 +141,19 @@ def linear_scaling(
         )
         target = made.epsilon(made.mu_final)
         point = line.at(target)
-        payer.tell("final run", len(done), made.runs)
+        session.tell("final run", len(done), made.runs)
         try:
-            model = payer.train(point, made.mu_final, last)
+            model = session.train(point, made.mu_final, last)
         except RunFailed:  # what the trials found was paid for, too
             model, failed = None, ("The final run failed: there is no model.",)
-        payer.tell("final run", made.runs, made.runs)
+        session.tell("final run", made.runs, made.runs)
     return Scaled(
         model=model,
         hyperparameters=point,
         trials=tuple(done),
         guarantee=ledger.spent(subject),
         decisions=(*line.said(target), *failed),
-        flattering=payer.alone(made.mu_final, unit),
+        final_run_guarantee=session.alone(made.mu_final, unit),
         plan=made,
         line=line,
     )
@@ -179,7 +179,7 @@ def train(
     unit = unit_of(trainable, unit)
     open_subject(ledger, subject, budget, unit=unit, neighbours=neighbours)
     relation = Neighbours(neighbours)
-    payer = Payer(
+    session = SearchSession(
         trainable=trainable,
         ledger=ledger,
         subject=subject,
@@ -190,11 +190,11 @@ def train(
     )
     mu = budget.mu * SHAVE
     return Tuned(
-        model=payer.train(hyperparameters, mu, note="run"),
+        model=session.train(hyperparameters, mu, note="run"),
         hyperparameters=hyperparameters,
         trials=(),
         guarantee=ledger.spent(subject),
-        flattering=payer.alone(mu, unit),
+        final_run_guarantee=session.alone(mu, unit),
     )
 
 

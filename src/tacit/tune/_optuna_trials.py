@@ -10,9 +10,9 @@ from tacit.privacy.events import check_count
 from tacit.progress import shown
 from tacit.recipes import Progress
 from tacit.tune import _budget_split as equal
-from tacit.tune._runners import Curator, Here, Runner
+from tacit.tune._runners import Curator, Runner, SerialRunner
 from tacit.tune._sampled import is_sampled
-from tacit.tune._search import Payer, Tuned, needed, open_subject, part, unit_of
+from tacit.tune._search import SearchSession, Tuned, needed, open_subject, part, unit_of
 from tacit.tune._space import Hyperparameters, Space
 from tacit.tune._trials import Score, Trainable, Trial
 
@@ -75,7 +75,7 @@ def optuna_search(
         )
     unit = unit_of(trainable, unit)
     box = distributions(space)
-    payer = Payer(
+    session = SearchSession(
         trainable=trainable,
         ledger=ledger,
         subject=subject,
@@ -83,20 +83,20 @@ def optuna_search(
         delta=budget.delta,
         score=needed(part(trainable, score, "score"), "score"),
         size=needed(part(trainable, size, "size"), "size"),
-        runner=runner or Here(),
+        runner=runner or SerialRunner(),
         curator=curator,
         seed=seed,
     )
-    mu, mu_score = equal.share(budget, of or trials, size=payer.size, precision=precision, scores=scores)
+    mu, mu_score = equal.share(budget, of or trials, size=session.size, precision=precision, scores=scores)
     open_subject(ledger, subject, budget, unit=unit, neighbours=neighbours)
     done: list[Trial] = []
     said: tuple[str, ...] = ()
     with shown(progress) as told:
-        payer = replace(payer, progress=told)
+        session = replace(session, progress=told)
         for number in range(trials):
             asked = study.ask(box)
             try:
-                trial = _run(payer, asked, mu, mu_score, number, trials)
+                trial = _run(session, asked, mu, mu_score, number, trials)
             except BaseException as error:
                 study.tell(asked, state=optuna.trial.TrialState.FAIL)
                 if not isinstance(error, BudgetExceeded):
@@ -108,12 +108,12 @@ def optuna_search(
             else:
                 study.tell(asked, trial.score)
             done = _with(done, trial)
-    return equal.chosen(payer, done, mu, unit=unit, decisions=said)
+    return equal.chosen(session, done, mu, unit=unit, decisions=said)
 
 
-def _run(payer: Payer, asked: Any, mu: float, mu_score: float, number: int, trials: int) -> Trial:
+def _run(session: SearchSession, asked: Any, mu: float, mu_score: float, number: int, trials: int) -> Trial:
     point = Hyperparameters(**asked.params)
-    found = payer.trials([point], mu, mu_score, name="optuna", before=number, of=trials, keep=True)[0]
+    found = session.trials([point], mu, mu_score, name="optuna", before=number, of=trials, keep=True)[0]
     asked.set_user_attr("receipt", found.receipt)
     asked.set_user_attr("mu", mu)
     return found

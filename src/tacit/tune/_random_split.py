@@ -46,8 +46,8 @@ class Part(Groupable):
         return None if ids is None else [ids[unit] for unit in self._units.tolist()]
 
     @property
-    def chances(self) -> int:
-        return self._whole.chances
+    def uniforms(self) -> int:
+        return self._whole.uniforms
 
     @property
     def most_rows(self) -> int:
@@ -64,8 +64,8 @@ class Part(Groupable):
         """Those of everybody: they are all alike to a check."""
         return self._whole.labels()
 
-    def rows(self, units: Tensor, chances: Tensor | None) -> Rows:
-        return self._whole.rows(self._units[units], chances)
+    def rows(self, units: Tensor, uniforms: Tensor | None) -> Rows:
+        return self._whole.rows(self._units[units], uniforms)
 
     def scored(self, units: Tensor) -> tuple[Records, Tensor, Tensor]:
         """What is right or wrong about these units, in the whole."""

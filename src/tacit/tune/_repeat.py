@@ -37,7 +37,7 @@ class Repeats:
     training: DpEvent  # what one trial pays for its training; T steps at this joint noise, whatever T is
     score: DpEvent  # and for its score
     mu: float
-    flattering: Guarantee  # the winner's own
+    final_run_guarantee: Guarantee  # the winner's own
 
 
 def plan_repeats(
@@ -75,8 +75,10 @@ def plan_repeats(
         training = _sampled(trainable, ends, budget, relation, whole)
         alone = accounting.guarantee(training, delta=budget.delta, neighbours=relation)
         mu = mu_of(alone.epsilon, budget.delta)
-    flattering = accounting.guarantee(training, delta=budget.delta, neighbours=relation, unit=unit)
-    return Repeats(event=whole(training), training=training, score=score, mu=mu, flattering=flattering)
+    final_run_guarantee = accounting.guarantee(training, delta=budget.delta, neighbours=relation, unit=unit)
+    return Repeats(
+        event=whole(training), training=training, score=score, mu=mu, final_run_guarantee=final_run_guarantee
+    )
 
 
 def repeat_and_select(
@@ -131,8 +133,8 @@ def repeat_and_select(
         unit=unit,
         neighbours=neighbours,
     )
-    judge, people = needed(part(trainable, score, "score"), "score"), part(trainable, size, "size")
-    check_score(judge, unit)
+    evaluator, people = needed(part(trainable, score, "score"), "score"), part(trainable, size, "size")
+    check_score(evaluator, unit)
     known = next((each for each in ledger.subjects() if each.name == subject), None)
     if known is None:
         ledger.subject(subject, budget, unit=unit, neighbours=neighbours, plan=[plan.event])
@@ -152,7 +154,7 @@ def repeat_and_select(
                 model, wrong = trained(trainable, point, plan.mu, paid)
             if not wrong:
                 try:
-                    found = released(judge(model), trial.pay(plan.score), people)
+                    found = released(evaluator(model), trial.pay(plan.score), people)
                 except Exception as error:  # whatever a score can do with rows
                     wrong = f"{type(error).__name__}: {error}"
         if curator is not None:
@@ -170,7 +172,7 @@ def repeat_and_select(
         trials=(),
         guarantee=ledger.spent(subject),
         decisions=("No trial has won: there is no model.",) if winner is None else (),
-        flattering=plan.flattering,
+        final_run_guarantee=plan.final_run_guarantee,
     )
 
 

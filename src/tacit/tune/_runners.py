@@ -31,7 +31,7 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True)
-class Here:
+class SerialRunner:
     """In this process, one after the other."""
 
     def __call__(self, jobs: Sequence[Job], ledger: Ledger) -> Done:

@@ -10,7 +10,7 @@ from typing import Any
 from tacit.privacy import Budget, BudgetExceeded, Guarantee, Ledger, Mode, Neighbours, Subject, Unit, epsilon_of
 from tacit.privacy.events import DpEvent
 from tacit.recipes import Progress
-from tacit.tune._runners import Curator, Here, Runner
+from tacit.tune._runners import Curator, Runner, SerialRunner
 from tacit.tune._space import Hyperparameters
 from tacit.tune._trials import Job, Score, Trainable, Trial, event_of, trained
 
@@ -28,11 +28,11 @@ class Tuned:
     trials: tuple[Trial, ...] = field(repr=False)
     guarantee: Guarantee  # of the whole search, from the ledger
     decisions: tuple[str, ...] = ()
-    flattering: Guarantee | None = None  # the winner's own, where people like to report that
+    final_run_guarantee: Guarantee | None = None  # the winner's own, where people like to report that
 
 
 @dataclass(frozen=True, kw_only=True)
-class Payer:
+class SearchSession:
     """Who pays for a search, and where its trials run."""
 
     trainable: Trainable
@@ -42,7 +42,7 @@ class Payer:
     delta: float
     score: Score | None = None
     size: int = 1
-    runner: Runner = field(default_factory=Here)
+    runner: Runner = field(default_factory=SerialRunner)
     curator: Curator | None = None
     seed: int | None = None
     progress: Progress | None = None

@@ -10,7 +10,7 @@ from tacit.privacy import Budget, Guarantee, Ledger, Neighbours, Unit
 from tacit.tune._budget_split import check_budget
 from tacit.tune._plan import SHAVE
 from tacit.tune._repeat import repeat_and_select
-from tacit.tune._search import Payer, Tuned, needed, part, unit_of
+from tacit.tune._search import SearchSession, Tuned, needed, part, unit_of
 from tacit.tune._space import Hyperparameters, Space
 from tacit.tune._trials import Trainable, event_of
 
@@ -80,7 +80,7 @@ def subset_search(
     sampled = getattr(rest, "sampled", None)
     plan = [event] if sampled is not None and sampled(point) else None
     ledger.subject(names[1], budget, unit=unit, neighbours=relation, plan=plan, disjoint_from=names[:1])
-    payer = Payer(
+    session = SearchSession(
         trainable=rest,
         ledger=ledger,
         subject=names[1],
@@ -89,14 +89,14 @@ def subset_search(
         curator=options.get("curator"),
         seed=seed,
     )
-    model = payer.train(point, mu, event)
+    model = session.train(point, mu, event)
     return Tuned(
         model=model,
         hyperparameters=point,
         trials=found.trials,
         guarantee=_worse(*(ledger.spent(name) for name in names)),
         decisions=decisions,
-        flattering=payer.alone(mu, unit),
+        final_run_guarantee=session.alone(mu, unit),
     )
 
 

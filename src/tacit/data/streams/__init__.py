@@ -2,4 +2,4 @@
 
 from tacit.data.streams._streams import CLEAN, Batch, Setting, Stream, corrupted
 
-__all__ = ["Batch", "CLEAN", "Setting", "Stream", "corrupted"]
+__all__ = ["CLEAN", "Batch", "Setting", "Stream", "corrupted"]

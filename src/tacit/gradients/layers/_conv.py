@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tacit.gradients._grad_factors import TRAFFIC, Factored, PerRow, Piece, wide
-from tacit.gradients._recorder import Misfit, Recorder
-from tacit.gradients._traced_parameter import Handle, Target, plain, rule
+from tacit.gradients._recorder import Recorder, UnsupportedPattern
+from tacit.gradients._traced_parameter import Target, TracedParameter, plain, rule
 from tacit.gradients._units import Units, split_rows
 from tacit.gradients.layers._linear import autocast
 
@@ -79,7 +79,7 @@ def _weight_piece(
     recorder: Recorder, target: Target, x: Tensor, g: Tensor, shape: torch.Size, geometry: Any, groups: int
 ) -> Piece:
     if recorder.plan.batch_dim.get(target.names[0], 0) or x.shape[0] % recorder.units.rows:
-        raise Misfit(target.names[0])
+        raise UnsupportedPattern(target.names[0])
     fold = x.shape[0] // recorder.units.rows
     recorder.folds[target.names[0], fold] += 1
     if groups == 1 and _prefer_factors(shape, g, recorder.units, fold):
@@ -113,7 +113,7 @@ def _conv(dims: int) -> None:
         dilation: Any = 1,
         groups: int = 1,
     ) -> Any:
-        if isinstance(input, Handle) or input.dim() != dims + 2:
+        if isinstance(input, TracedParameter) or input.dim() != dims + 2:
             return NotImplemented
         stride, dilation = _spread(stride, dims), _spread(dilation, dims)
         if isinstance(padding, str):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from tacit.gradients._grad_factors import PerRow
-from tacit.gradients._recorder import EXPANDING, Misfit, Recorder
-from tacit.gradients._traced_parameter import Handle, Target, plain, rule
+from tacit.gradients._recorder import EXPANDING, Recorder, UnsupportedPattern
+from tacit.gradients._traced_parameter import Target, TracedParameter, plain, rule
 
 
 def reduce_rows(recorder: Recorder, target: Target, g: Tensor) -> Tensor:
@@ -18,7 +18,7 @@ def reduce_rows(recorder: Recorder, target: Target, g: Tensor) -> Tensor:
     dim = recorder.plan.batch_dim.get(target.names[0], 0)
     missing = g.dim() - len(shape)
     if dim >= missing and shape[dim - missing] != 1:
-        raise Misfit(target.names[0])
+        raise UnsupportedPattern(target.names[0])
     summed = [d for d in range(g.dim()) if d != dim and (d < missing or (shape[d - missing] == 1 and g.shape[d] != 1))]
     rows = recorder.rows_first(target, g.sum(summed, keepdim=True) if summed else g)
     return rows.sum(1).reshape(recorder.units.rows, *shape) if rows.shape[1] != 1 else rows.reshape(-1, *shape)
@@ -75,19 +75,19 @@ class _Expand(torch.autograd.Function):
         return None, None, None
 
 
-def add(recorder: Recorder, x: Tensor, p: Handle) -> Tensor:
+def add(recorder: Recorder, x: Tensor, p: TracedParameter) -> Tensor:
     return _Add.apply(x, plain(p), (recorder, recorder.uses(p, "addition")), recorder.anchor)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def scale(recorder: Recorder, x: Tensor, p: Handle) -> Tensor:
+def scale(recorder: Recorder, x: Tensor, p: TracedParameter) -> Tensor:
     return _Scale.apply(x, plain(p), (recorder, recorder.uses(p, "scaling")), recorder.anchor)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def _pair(input: Any, other: Any) -> tuple[Tensor, Handle] | None:
+def _pair(input: Any, other: Any) -> tuple[Tensor, TracedParameter] | None:
     """The tensor with rows and the parameter, if the two arguments are just that."""
-    if isinstance(input, Handle) == isinstance(other, Handle):
+    if isinstance(input, TracedParameter) == isinstance(other, TracedParameter):
         return None
-    x, p = (other, input) if isinstance(input, Handle) else (input, other)
+    x, p = (other, input) if isinstance(input, TracedParameter) else (input, other)
     return (x, p) if isinstance(x, Tensor) else None
 
 
@@ -108,12 +108,12 @@ def subtraction(_: Recorder, input: Any, other: Any, *, alpha: float = 1) -> Any
     pair = _pair(input, other)
     if pair is None or alpha != 1:
         return NotImplemented
-    return input + -other if isinstance(other, Handle) else -other + input
+    return input + -other if isinstance(other, TracedParameter) else -other + input
 
 
 @rule(torch.div, torch.Tensor.div, torch.Tensor.__truediv__, torch.true_divide)
 def division(_: Recorder, input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
-    if rounding_mode is not None or not isinstance(other, Handle) or isinstance(input, Handle):
+    if rounding_mode is not None or not isinstance(other, TracedParameter) or isinstance(input, TracedParameter):
         return NotImplemented
     return input * other.reciprocal()
 
@@ -121,14 +121,14 @@ def division(_: Recorder, input: Any, other: Any, *, rounding_mode: str | None =
 @rule(torch.Tensor.add_, torch.Tensor.__iadd__)
 def add_in_place(recorder: Recorder, input: Any, other: Any, *, alpha: float = 1) -> Any:
     pair = _pair(input, other)
-    if pair is None or alpha != 1 or isinstance(input, Handle):
+    if pair is None or alpha != 1 or isinstance(input, TracedParameter):
         return NotImplemented
     return input.copy_(add(recorder, *pair))
 
 
 @rule(torch.Tensor.mul_, torch.Tensor.__imul__)
 def multiply_in_place(recorder: Recorder, input: Any, other: Any) -> Any:
-    if not isinstance(other, Handle) or isinstance(input, Handle):
+    if not isinstance(other, TracedParameter) or isinstance(input, TracedParameter):
         return NotImplemented
     return input.copy_(scale(recorder, input.clone(), other))
 
@@ -136,7 +136,7 @@ def multiply_in_place(recorder: Recorder, input: Any, other: Any) -> Any:
 def _expanding(function: Any) -> None:
     @rule(function)
     def expand(recorder: Recorder, input: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(input, Handle):
+        if not isinstance(input, TracedParameter):
             return NotImplemented
         use = (recorder, recorder.uses(input, "expansion"))
         return _Expand.apply(function(plain(input), *args, **kwargs), use, recorder.anchor)  # type: ignore[no-untyped-call]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tacit.gradients._grad_factors import Lookup
 from tacit.gradients._recorder import Recorder
-from tacit.gradients._traced_parameter import Handle, plain, rule
+from tacit.gradients._traced_parameter import TracedParameter, plain, rule
 
 
 class _Embedding(torch.autograd.Function):
@@ -46,7 +46,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,  # noqa: ARG001
 ) -> Any:
-    if not isinstance(weight, Handle):
+    if not isinstance(weight, TracedParameter):
         return NotImplemented
     if max_norm is not None or scale_grad_by_freq:
         raise ValueError(

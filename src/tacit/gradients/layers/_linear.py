@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tacit.gradients._grad_factors import Factored, PerRow
 from tacit.gradients._recorder import Recorder
-from tacit.gradients._traced_parameter import Handle, Target, plain, rule
+from tacit.gradients._traced_parameter import Target, TracedParameter, plain, rule
 
 
 def positions(recorder: Recorder, target: Target, tensor: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class _Linear(torch.autograd.Function):
 
 @rule(F.linear)
 def linear(recorder: Recorder, input: Any, weight: Any, bias: Any = None) -> Any:
-    if isinstance(input, Handle):
+    if isinstance(input, TracedParameter):
         return NotImplemented
     use = (recorder, recorder.uses(weight, "linear"), recorder.uses(bias, "linear"))
     x, w, b = autocast(input, plain(weight), plain(bias))
@@ -84,7 +84,7 @@ class _Product(torch.autograd.Function):
 
 @rule(torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__)
 def product(recorder: Recorder, input: Any, other: Any) -> Any:
-    if isinstance(input, Handle) or plain(other).dim() != 2 or input.dim() < 2:
+    if isinstance(input, TracedParameter) or plain(other).dim() != 2 or input.dim() < 2:
         return NotImplemented
     x, w = autocast(input, plain(other))
     return _Product.apply(x, w, (recorder, recorder.uses(other, "matrix product")), recorder.anchor)  # type: ignore[no-untyped-call]
@@ -92,6 +92,11 @@ def product(recorder: Recorder, input: Any, other: Any) -> Any:
 
 @rule(torch.addmm)
 def addmm(_: Recorder, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    if beta != 1 or alpha != 1 or isinstance(mat1, Handle) or (isinstance(input, Handle) and plain(input).dim() != 1):
+    if (
+        beta != 1
+        or alpha != 1
+        or isinstance(mat1, TracedParameter)
+        or (isinstance(input, TracedParameter) and plain(input).dim() != 1)
+    ):
         return NotImplemented
     return torch.matmul(mat1, mat2) + input

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tacit.gradients._grad_factors import PerRow, wide
 from tacit.gradients._recorder import Recorder
-from tacit.gradients._traced_parameter import Handle, Target, plain, rule
+from tacit.gradients._traced_parameter import Target, TracedParameter, plain, rule
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -82,7 +82,7 @@ def layer_norm(
     eps: float = 1e-5,
     *_: Any,
 ) -> Any:
-    if isinstance(input, Handle):
+    if isinstance(input, TracedParameter):
         return NotImplemented
     if input.is_cuda and torch.is_autocast_enabled("cuda"):
         input = input.float()  # as autocast does there
@@ -103,7 +103,7 @@ def affine(x: Tensor, weight: Any, bias: Any, channels_first: bool) -> Any:
 def group_norm(
     _recorder: Recorder, input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Any:
-    if isinstance(input, Handle):
+    if isinstance(input, TracedParameter):
         return NotImplemented
     return affine(F.group_norm(input, num_groups, eps=eps), weight, bias, channels_first=True)
 
@@ -112,7 +112,7 @@ def group_norm(
 def rms_norm(
     _recorder: Recorder, input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None
 ) -> Any:
-    if isinstance(input, Handle):
+    if isinstance(input, TracedParameter):
         return NotImplemented
     return affine(F.rms_norm(input, list(normalized_shape), eps=eps), weight, None, channels_first=False)
 
@@ -129,7 +129,7 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    if isinstance(input, Handle):
+    if isinstance(input, TracedParameter):
         return NotImplemented
     normal = F.instance_norm(input, running_mean, running_var, None, None, use_input_stats, momentum, eps)
     return affine(normal, weight, bias, channels_first=True)
@@ -149,7 +149,7 @@ def batch_norm(
     *_: Any,
 ) -> Any:
     """With frozen statistics BatchNorm is an affine map; with live ones it mixes rows and the engine refuses it."""
-    if isinstance(input, Handle):
+    if isinstance(input, TracedParameter):
         return NotImplemented
     normal = F.batch_norm(input, running_mean, running_var, None, None, training, momentum, eps)
     return affine(normal, weight, bias, channels_first=True)

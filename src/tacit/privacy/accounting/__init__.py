@@ -20,8 +20,8 @@ from tacit.privacy.accounting._accounting import (
 
 __all__ = [
     "ACCOUNTANTS",
-    "Accountant",
     "ORDERS",
+    "Accountant",
     "Terms",
     "UnsupportedEvent",
     "best_order",

@@ -31,11 +31,11 @@ from tacit.privacy.events._events import (
 )
 
 __all__ = [
+    "SIZED",
+    "STRATEGIES",
     "DpEvent",
     "NoisyMaxDpEvent",
     "PassesDpEvent",
-    "SIZED",
-    "STRATEGIES",
     "StreamDpEvent",
     "check",
     "check_count",

@@ -143,22 +143,22 @@ def resume(ledger: Ledger, receipt_id: str, secret: Secret | None) -> tuple[Rece
     told = ledger.receipt(receipt_id)
     if not isinstance(told.event, StreamDpEvent):
         raise ReceiptError(f"Receipt {receipt_id[:8]} paid for no stream: there is nothing to take up.")
-    receipt, exact = _take_up(ledger, told, secret)
+    receipt, exact = _resume(ledger, told, secret)
     stream = GaussianStream(receipt)
     if exact and secret is not None:
         stream._mixer = stream.strategy.mixer(secret.mixer)
     return receipt, stream, exact
 
 
-def go_on(ledger: Ledger, receipt_id: str) -> Receipt:
+def resume_after_lease(ledger: Ledger, receipt_id: str) -> Receipt:
     """Take up separate releases behind whatever was leased, with a fresh key; what was leased counts as made."""
     told = ledger.receipt(receipt_id)
     if isinstance(told.event, StreamDpEvent):
         raise ReceiptError(f"Receipt {receipt_id[:8]} paid for a stream: take it up with resume.")
-    return _take_up(ledger, told, None)[0]
+    return _resume(ledger, told, None)[0]
 
 
-def _take_up(ledger: Ledger, told: Receipt, secret: Secret | None) -> tuple[Receipt, bool]:
+def _resume(ledger: Ledger, told: Receipt, secret: Secret | None) -> tuple[Receipt, bool]:
     holder = secrets.token_hex(8)
     with ledger._transaction() as connection:
         last = last_word(connection, told.id)

@@ -21,7 +21,7 @@ from tacit.privacy._budget import Neighbours
 from tacit.privacy._grids import Grid
 from tacit.privacy._noise import NoiseKey
 from tacit.privacy._queries import BoundedSum, GridSum, Norm
-from tacit.privacy._receipts import Receipt, ReceiptError, released, take
+from tacit.privacy._receipts import Receipt, ReceiptError, consume, released
 from tacit.privacy.correlated import Mixer, Strategy, by_name
 from tacit.privacy.events import DpEvent, NoisyMaxDpEvent, StreamDpEvent, is_sampled, joint_noise, leaves
 
@@ -85,7 +85,7 @@ class GaussianStream:
         with self._lock:
             if self.receipt._use.get("stream") is not self:
                 raise ReceiptError("Another noise stream was opened on this receipt: go on with that one.")
-            event, release, key = take(self.receipt, type(self.receipt.event), _joint(bounds))
+            event, release, key = consume(self.receipt, type(self.receipt.event), _joint(bounds))
             fixed = _grids(total, bounds, event.noise_multiplier, noise, self.sensitivity)
             mixer = self.strategy.mixer() if self._over(event, release) else self._mixer
             self.reset()  # what an interrupted step leaves behind must not be continued
@@ -127,7 +127,7 @@ def laplace(query: GridSum, receipt: Receipt) -> Tensor:
     those of min(p_i, exp(a e_i / e) q_i), which is exp((a - e) / 2), the value for one shift of e.
     """
     bound = _bound(query, "l1", receipt)
-    event, release, key = take(receipt, dp_event.LaplaceDpEvent, bound)
+    event, release, key = consume(receipt, dp_event.LaplaceDpEvent, bound)
     scale = event.noise_multiplier * bound / query.grid * _UP
     if key.seeded:
         u = key.uniforms(release, len(query.total)) - 0.5
@@ -161,7 +161,7 @@ def noisy_max(scores: GridSum, receipt: Receipt) -> int:
     (McKenna & Sheldon 2020, permute-and-flip: exponential noise); d is the relation's factor times the score's bound.
     """
     bound = _bound(scores, "linf", receipt)
-    event, release, key = take(receipt, NoisyMaxDpEvent, bound)
+    event, release, key = consume(receipt, NoisyMaxDpEvent, bound)
     scale = event.noise_multiplier * bound / scores.grid * _UP
     if key.seeded:
         noise = -scale * torch.log(key.uniforms(release, len(scores.total)))
@@ -201,7 +201,7 @@ def strategy_of(event: StreamDpEvent) -> Strategy:
 def _take_gaussian(receipt: Receipt, bound: float) -> tuple[dp_event.GaussianDpEvent, int, NoiseKey]:
     if isinstance(receipt, Receipt) and isinstance(receipt.event, StreamDpEvent):
         raise ReceiptError("This receipt pays for a stream: release through mechanisms.GaussianStream.")
-    return take(receipt, dp_event.GaussianDpEvent, bound)
+    return consume(receipt, dp_event.GaussianDpEvent, bound)
 
 
 def _bound(query: GridSum, norm: Norm, receipt: Receipt) -> float:

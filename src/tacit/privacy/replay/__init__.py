@@ -1,5 +1,5 @@
 """Replaying releases after a crash: the same key, release and batch give the same release, not a second one."""
 
-from tacit.privacy.replay._replay import keep, take_up
+from tacit.privacy.replay._replay import keep, resume
 
-__all__ = ["keep", "take_up"]
+__all__ = ["keep", "resume"]

@@ -49,7 +49,7 @@ def keep(ledger: Ledger, receipt: Receipt) -> str:
     return secret
 
 
-def take_up(ledger: Ledger, receipt_id: str, secret: str, used: int) -> tuple[Receipt, int]:
+def resume(ledger: Ledger, receipt_id: str, secret: str, used: int) -> tuple[Receipt, int]:
     """The receipt, live again behind its first ``used`` releases; and how many may have been made by now.
 
     ``Ledger.settle`` returns no more than what lies behind the second number.

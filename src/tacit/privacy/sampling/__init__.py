@@ -1,5 +1,5 @@
 """Private sampling: who takes part in a release, drawn as the release was charged; and what a model draws itself."""
 
-from tacit.privacy.sampling._sampling import chances, draw, randomness
+from tacit.privacy.sampling._sampling import draw, randomness, uniforms
 
-__all__ = ["chances", "draw", "randomness"]
+__all__ = ["draw", "randomness", "uniforms"]

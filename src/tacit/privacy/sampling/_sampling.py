@@ -12,7 +12,7 @@ from torch import Tensor
 from tacit.privacy import _generators as generators
 from tacit.privacy._receipts import Receipt, ReceiptError, upcoming
 
-_DRAW, _CHANCES = 1, 2  # purposes of uniforms
+_DRAW, _UNIFORMS = 1, 2  # purposes of uniforms
 randomness = generators.randomness
 
 
@@ -31,11 +31,11 @@ def draw(receipt: Receipt, people: int) -> Tensor:
     return torch.nonzero(key.uniforms(number, people, _DRAW) <= rate).flatten()
 
 
-def chances(receipt: Receipt, units: int, each: int) -> Tensor:
+def uniforms(receipt: Receipt, units: int, each: int) -> Tensor:
     """``each`` random numbers in (0, 1] for every drawn unit of the next release: which clips, which views.
 
     They are independent of the draw and of the noise, and alike for everybody: which rows a unit shows is as likely
     whoever else was drawn, so one unit more or less changes a sum by what that unit adds.
     """
     _, number, key = upcoming(receipt)
-    return key.uniforms(number, units * each, _CHANCES).view(units, each)
+    return key.uniforms(number, units * each, _UNIFORMS).view(units, each)

@@ -41,7 +41,7 @@ from dp_accounting import dp_event
 from torch import Tensor
 
 from tacit.privacy._noise import NoiseKey
-from tacit.privacy._receipts import Receipt, ReceiptError, take
+from tacit.privacy._receipts import Receipt, ReceiptError, consume
 from tacit.privacy._subject import canonical
 from tacit.privacy.accounting import halting
 from tacit.privacy.events import DpEvent, compose, joint_noise, leaves, repeat_and_select, to_json
@@ -125,7 +125,7 @@ class Trials(Iterator[Trial]):
                 "A search needs a receipt for one search: charge tacit.privacy.events._events.repeat_and_select."
             )
         repeat_and_select(event.event, mean=event.mean, shape=event.shape)  # it may have been made by hand
-        _, release, key = take(receipt, dp_event.RepeatAndSelectDpEvent, receipt.bound or 1.0)
+        _, release, key = consume(receipt, dp_event.RepeatAndSelectDpEvent, receipt.bound or 1.0)
         self.receipt = receipt
         self._started, self._number = 0, number_of_trials(event, *key.uniforms(release, 2, _CHOICE).tolist())
         self._lock = threading.Lock()
