@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 from tacit import data, finetune, models
-from tacit.models._saved import load_net
+from tacit.models import load_net
 from tacit.privacy import Ledger
 
 

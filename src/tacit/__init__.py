@@ -1,3 +1,64 @@
-"""tacit: adapt models to private data without telling on anyone in it."""
+"""Differential privacy for adapting PyTorch models: fine-tune, tune, adapt at test time, recalibrate, under one budget.
 
-__version__ = "0.1.0"
+`import tacit` is cheap: packages and names below are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tacit._deprecation import MovedModules
+from tacit._moved import MOVED
+
+if TYPE_CHECKING:
+    from tacit import adapt, calibrate, data, finetune, gradients, models, pretrain, privacy, report, tune
+    from tacit.gradients import Engine, clipped_sum
+    from tacit.privacy import Budget, BudgetExceeded, Guarantee, Ledger, Neighbours, Receipt, Unit
+
+__version__ = "0.2.0"
+
+_NAMES = {
+    **dict.fromkeys(("Budget", "BudgetExceeded", "Guarantee", "Ledger", "Neighbours", "Receipt", "Unit"), "privacy"),
+    **dict.fromkeys(("Engine", "clipped_sum"), "gradients"),
+}
+_PACKAGES = frozenset(
+    ("adapt", "calibrate", "data", "finetune", "gradients", "models", "pretrain", "privacy", "report", "tune")
+)
+
+__all__ = [
+    "Budget",
+    "BudgetExceeded",
+    "Engine",
+    "Guarantee",
+    "Ledger",
+    "Neighbours",
+    "Receipt",
+    "Unit",
+    "__version__",
+    "adapt",
+    "calibrate",
+    "clipped_sum",
+    "data",
+    "finetune",
+    "gradients",
+    "models",
+    "pretrain",
+    "privacy",
+    "report",
+    "tune",
+]
+
+MovedModules(MOVED).install()
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"tacit.{name}")
+    if name in _NAMES:
+        return getattr(importlib.import_module(f"tacit.{_NAMES[name]}"), name)
+    raise AttributeError(f"module 'tacit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

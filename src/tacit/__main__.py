@@ -1,5 +1,5 @@
 """`python -m tacit` is `tacit`."""
 
-from tacit.cli._main import run
+from tacit.cli import run
 
 run()

@@ -11,7 +11,7 @@ from studies.dpadapter.cells import After, Finetuned, Pretrained
 from studies.dpadapter.study import Result
 from studies.render import band, cell, seeds, spread
 from tacit.pretrain import Noisy
-from tacit.report import Cell, Column, Findings, Picture, Section, Spread, Table, look, plots
+from tacit.report import Cell, Column, Findings, Picture, Section, Spread, Table, plots, theme
 
 T = TypeVar("T")
 WORDS = {"radius": "radius", "perturb_batch": "perturbing batch", "batch": "batch", "reuse": "steps per perturbation"}

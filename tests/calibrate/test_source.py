@@ -26,7 +26,8 @@ from tacit.calibrate import (
     Statistic,
     Terms,
 )
-from tacit.privacy import Budget, BudgetExceeded, Ledger, LedgerError, Neighbours, mechanisms
+from tacit.privacy import Budget, BudgetExceeded, Ledger, LedgerError, Neighbours
+from tacit.privacy.mechanisms import _mechanisms
 
 LOGITS = torch.tensor([[2.0, 0.0, 0.0], [0.0, 3.0, 1.0], [0.5, 0.0, 0.2], [1.0, 1.5, 0.0]])
 LABELS = torch.tensor([0, 1, 2, 1])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tacit.privacy import Neighbours, accounting, events
-from tacit.privacy.events import DpEvent
+from tacit.privacy.events import DpEvent, _events
 
 noises = st.floats(0, 1e6)
 counts = st.integers(1, 5)
@@ -83,7 +83,7 @@ def spelled_out(event: DpEvent) -> list[DpEvent]:
 
 
 def test_every_known_event_is_tried() -> None:
-    assert set(events._KNOWN) == set(LEAVES) | set(branches(leaves))
+    assert set(_events._KNOWN) == set(LEAVES) | set(branches(leaves))
 
 
 @settings(deadline=None)

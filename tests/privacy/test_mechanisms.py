@@ -27,7 +27,7 @@ from tacit.privacy._queries import GridSum, grid_sum
 from tacit.privacy._receipts import Receipt, ReceiptError
 from tacit.privacy.accounting import guarantee
 from tacit.privacy.correlated import by_name
-from tacit.privacy.mechanisms import GaussianStream, gaussian, gaussian_query, laplace, noisy_max
+from tacit.privacy.mechanisms import GaussianStream, _mechanisms, gaussian, gaussian_query, laplace, noisy_max
 
 ALARM = 1e-7
 ADD_REMOVE, REPLACE_ONE, ZERO_OUT = Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE, Neighbours.ZERO_OUT

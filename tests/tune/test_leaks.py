@@ -24,6 +24,7 @@ from tacit.finetune import DPFTRL, DPGD, DPSGD, Optimizer
 from tacit.finetune._evaluation import right_by_unit
 from tacit.finetune._tasks import Classes, Labels
 from tacit.privacy import Budget, BudgetExceeded, Ledger, Neighbours, Receipt, ReceiptError, Unit, events, mechanisms
+from tacit.tune import _trials
 from tacit.tune._trials import Job
 
 BOX = tune.Space(lr=(0.1, 1.0), steps=(2, 4))
@@ -386,7 +387,7 @@ def test_an_interrupt_is_not_swallowed_and_leaves_everything_charged(search: str
     assert all(entry.kind != "settle" for entry in ledger.entries())
     if search == "repeat":  # a trial's receipt dies with its search
         with pytest.raises(ReceiptError):
-            mechanisms.gaussian_query(tune.trials.grid_sum(torch.ones(3), low=0.0, high=1.0), given[0])
+            mechanisms.gaussian_query(_trials.grid_sum(torch.ones(3), low=0.0, high=1.0), given[0])
 
 
 def test_a_job_does_not_print_how_to_open_the_ledger() -> None:

@@ -14,6 +14,7 @@ from made_up import Hill, breaks, dies, half, works
 from tacit import tune
 from tacit.privacy import Budget, BudgetExceeded, Ledger, Mode, Neighbours, Receipt, epsilon_of, mu_of
 from tacit.privacy.events import from_json, gaussian_noise
+from tacit.tune import _trials as trials
 
 BOX = tune.Space(lr=(0.01, 10.0), steps=(1, 50))
 ONE = Budget(1.0, 1e-5)
@@ -70,7 +71,7 @@ def test_every_relation_costs_the_same_mu(neighbours: Neighbours) -> None:
 def test_the_noise_of_a_score_is_what_was_planned() -> None:
     ledger, size, mu = Ledger("sqlite://"), 100, 0.5
     ledger.subject("people", Budget(100.0, 1e-5))
-    job = tune.trials.Job(
+    job = trials.Job(
         trainable=works,
         score=half,
         hyperparameters=tune.Hyperparameters(lr=0.1, steps=1),
@@ -139,7 +140,7 @@ def test_trials_in_processes_charge_one_ledger_and_a_killed_one_stays_charged(tm
     killed = Ledger(f"sqlite:///{tmp_path / 'killed.db'}")
     killed.subject("people", Budget(5.0, 1e-5))
     jobs = [
-        tune.trials.Job(
+        trials.Job(
             trainable=dies,
             score=half,
             hyperparameters=tune.Hyperparameters(lr=lr, steps=2),

@@ -1,5 +1,6 @@
 """Private test-time adaptation: a deployed model learns from an unlabelled, shifting stream and remembers nobody."""
 
+from tacit._deprecation import renamed_attributes
 from tacit.adapt._adapter import Adapter, Options
 from tacit.adapt._constructors import COME, EATA, SAR, DeYO, Tent, come, deyo, eata, sar, tent
 from tacit.adapt._evaluate_stream import Scores, follow
@@ -43,3 +44,7 @@ __all__ = [
     "save_adapter",
     "tent",
 ]
+
+__getattr__ = renamed_attributes(
+    __name__, {"Certain": "EntropyFilter", "Unusual": "RedundancyFilter", "Structured": "PLPDFilter"}
+)

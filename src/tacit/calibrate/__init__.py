@@ -4,8 +4,6 @@ from tacit.calibrate._answers import Refused
 from tacit.calibrate._calibrated import Calibrated, Result
 from tacit.calibrate._calibrator import Calibrator, Plan
 from tacit.calibrate._files import read_outputs
-
-# for tacit's other packages, not part of the public surface
 from tacit.calibrate._files import read_unit_ids as read_unit_ids
 from tacit.calibrate._measures import Reliability, adaptive_ece, brier, classwise_ece, ece, nll, reliability
 from tacit.calibrate._methods import (
@@ -24,7 +22,7 @@ from tacit.calibrate._partition import Deal as Deal
 from tacit.calibrate._partition import deal as deal
 from tacit.calibrate._queries import Answer, Price, Query
 from tacit.calibrate._search import Ask, Outcome, Search
-from tacit.calibrate._simulation import Forecast, Simulation, Trials, forecast, simulate
+from tacit.calibrate._simulation import Forecast, Simulation, Trials, forecast, reference, simulate
 from tacit.calibrate._source import Source, Terms
 from tacit.calibrate._statistics import BinGaps, Count, Gap, GapSlope, Histogram, Loss, Statistic
 from tacit.calibrate._transport import CalibrationError, InProcess, Refusal, Transport
@@ -75,6 +73,7 @@ __all__ = [
     "forecast",
     "nll",
     "read_outputs",
+    "reference",
     "reliability",
     "simulate",
 ]

@@ -1,1 +1,5 @@
-"""The command line: parse, call, print."""
+"""The command line: thin; it parses, calls and prints."""
+
+from tacit.cli._main import run
+
+__all__ = ["run"]

@@ -23,7 +23,7 @@ def demo(
     from tacit import recipes
     from tacit.cli import _demo_report as demo_report
     from tacit.cli import _demo_runs as demo_runs
-    from tacit.report import _runs as runs
+    from tacit.report import carry_out, show
 
     settings, ledgers = demo_runs.Demo(), out / "ledgers"
     shutil.rmtree(ledgers, ignore_errors=True)  # of an earlier demo: each starts from nothing, with fresh noise
@@ -34,11 +34,11 @@ def demo(
         return demo_report.render(settings, demo_runs.outcomes(settings, ledgers, progress), ledgers)
 
     try:
-        findings, facts = runs.carry_out(out, work, about)
+        findings, facts = carry_out(out, work, about)
     except KeyboardInterrupt:
         typer.echo(f"Stopped: no report was written to {out}. What was charged to a ledger stays spent.", err=True)
         raise typer.Exit(130) from None
     if as_json:
         print_json(facts)
     else:
-        runs.show(findings, facts, out)
+        show(findings, facts, out)

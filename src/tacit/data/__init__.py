@@ -5,8 +5,6 @@ from tacit.data import shifts, streams
 from tacit.data._arrays import read_images
 from tacit.data._chexpert import chexpert
 from tacit.data._fashion_mnist import Split, fashion_mnist
-
-# for tacit's other packages, not part of the public surface
 from tacit.data._grouped import Groupable as Groupable
 from tacit.data._grouped import Grouped
 from tacit.data._grouped import distinct as distinct

@@ -1,9 +1,8 @@
 """Private fine-tuning on labelled data: what is trained, how it steps, the loop."""
 
+from tacit._deprecation import renamed_attributes
 from tacit.finetune._account import plan
 from tacit.finetune._evaluation import Evaluation
-
-# for tacit's other packages, not part of the public surface
 from tacit.finetune._evaluation import check_rows_alone as check_rows_alone
 from tacit.finetune._evaluation import right_by_unit as right_by_unit
 from tacit.finetune._features import Backbone, Probe
@@ -59,3 +58,5 @@ __all__ = [
     "fit",
     "plan",
 ]
+
+__getattr__ = renamed_attributes(__name__, {"Steady": "ConstantNoise", "Optimiser": "Optimizer"})

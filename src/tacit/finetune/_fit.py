@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from tacit._deprecation import renamed_argument
 from tacit._refusals import Refusal, attempt
 from tacit._saving import save_result
 from tacit.data import Records, Rows, Table, unit_ids_of
@@ -114,7 +115,7 @@ def fit(
     model: nn.Module,
     data: Any,
     *,
-    optimizer: Optimizer,
+    optimizer: Optimizer | None = None,
     delta: float,
     epsilon: float | None = None,
     receipt: Receipt | None = None,
@@ -122,6 +123,7 @@ def fit(
     unit: Unit | str | None = None,
     unit_ids: Any = None,
     units: Unit | str | None = None,
+    optimiser: Optimizer | None = None,
     size: int | None = None,
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
     classes: int | None = None,
@@ -175,6 +177,9 @@ def fit(
     that the returned model depends on is public or charged on the same ledger. Dropout is off and running statistics
     stay as they are, so that a step depends on its rows, the weights and the key alone.
     """
+    optimizer = renamed_argument("optimiser", optimiser, "optimizer", optimizer, where="finetune.fit")
+    if optimizer is None:
+        raise TypeError("finetune.fit needs optimizer=, such as finetune.DPSGD(batch=…, steps=…).")
     named, relation = told_unit(unit, units), Neighbours(neighbours)
     if receipt is not None:
         if not (epsilon is None and ledger is None and subject is None and checkpoint is None and standardise is None):

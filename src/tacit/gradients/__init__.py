@@ -1,6 +1,5 @@
 """One clipped gradient sum per privacy unit, fast."""
 
-# for tacit's other packages, not part of the public surface
 from tacit.gradients._batches import change as change
 from tacit.gradients._batches import filled as filled
 from tacit.gradients._batches import leaves as leaves

@@ -2,8 +2,6 @@
 
 from tacit.privacy import accounting, correlated, events, leases, mechanisms, selection
 from tacit.privacy._budget import Budget, Guarantee, Neighbours, Unit, delta_of, epsilon_of, mu_of
-
-# for tacit's other packages, not part of the public surface
 from tacit.privacy._budget import mu_of_pure as mu_of_pure
 from tacit.privacy._budget import round_up as round_up
 from tacit.privacy._chain import LedgerDamaged

@@ -4,8 +4,6 @@ The modules `tacit.report.plots` and `tacit.report.theme` draw figures; they loa
 """
 
 from tacit.report._about import About, card, page, tell
-
-# for tacit's other packages, not part of the public surface
 from tacit.report._card import FACTS as FACTS
 from tacit.report._card import read as read
 from tacit.report._ledger import Book

@@ -1,5 +1,6 @@
 """Private hyperparameters: searches that pay for themselves."""
 
+from tacit._deprecation import renamed_attributes
 from tacit.tune._baselines import grid_search, random_search
 from tacit.tune._dp_adam_wosm import adam_without_second_moment, dpgd_wosm
 from tacit.tune._finetuning import Finetuning, dpgd
@@ -49,3 +50,5 @@ __all__ = [
     "subset_search",
     "train",
 ]
+
+__getattr__ = renamed_attributes(__name__, {"Here": "SerialRunner"})

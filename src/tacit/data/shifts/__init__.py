@@ -20,6 +20,8 @@ from tacit.data.shifts import _weather as weather
 from tacit.data.shifts._dice import Dice
 from tacit.data.shifts._strengths import STRENGTHS
 
+__all__ = ["EXTRA", "SMALLEST", "TEST", "check", "check_images", "corrupt"]
+
 _MAKERS: dict[str, Callable[..., Tensor]] = {
     "gaussian_noise": noise.gaussian_noise,
     "shot_noise": noise.shot_noise,
