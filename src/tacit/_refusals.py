@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import torch
 
 T = TypeVar("T")
+_MEMORY = "There was not enough memory to read some rows. Details may tell of rows: curator.error is told."
 
 
 class Refusal(ValueError):
@@ -40,20 +41,20 @@ class Problem:
 def attempt(function: Callable[..., T], *args: Any, sentence: str, curator: object) -> T:
     """What the function returns; if it raises, a `Refusal` with the fixed sentence, and the details to the curator.
 
-    A `Refusal` from inside is passed on, and so is what is wrong with the machine (see `of_the_machine`). The foreign
-    exception is neither cause nor context of what is raised, so no traceback prints it. Call it outside of any
-    `except` clause.
+    A `Refusal` from inside is passed on; what is about memory (see `of_the_machine`) stays a `MemoryError`, without its
+    text: "cannot allocate (4711, 9000000)" is what a broken file says of itself. The foreign exception is neither cause
+    nor context of what is raised, so no traceback prints it. Call it outside of any `except` clause.
     """
+    memory = False
     try:
         return function(*args)
     except Refusal:
         raise
     except Exception as error:
-        if of_the_machine(error):
-            raise
-        problem = Problem(sentence, text_of(error))
+        memory = of_the_machine(error)
+        problem = Problem(_MEMORY if memory else sentence, text_of(error))
     tell(curator, problem)
-    raise Refusal(sentence)
+    raise MemoryError(_MEMORY) if memory else Refusal(sentence)
 
 
 def tell(curator: object, problem: Problem) -> None:
@@ -73,7 +74,8 @@ def of_the_machine(error: BaseException) -> bool:
 
     Formal guarantee: none is needed as long as what is asked of the machine does not depend on rows. Rows are taken in
     portions whose size is public (`finetune.predictions`), so neither a large Poisson draw nor anybody's values ask for
-    more memory than the rehearsal before the charge did.
+    more memory than the rehearsal before the charge did. *Reading* a unit is another matter: a broken file may ask for
+    any amount, so there it is that unit's failure (`finetune.reading`).
     """
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True

@@ -44,8 +44,13 @@ def _raises(_: Tensor) -> Any:
     raise OSError("patient 4711, scan corrupt")
 
 
+def _asks_for_all_memory(_: Tensor) -> Any:
+    raise MemoryError("Unable to allocate 4711 TiB for an array with shape (4711, 1000000)")  # a broken header
+
+
 ODD: dict[str, Callable[[Tensor], Any]] = {
     "raises": _raises,
+    "asks for all memory": _asks_for_all_memory,
     "another shape": lambda row: row[:-1],
     "another dimension": lambda row: row[None],
     "another type": lambda row: row.to(torch.complex64),

@@ -176,6 +176,26 @@ def test_the_text_of_a_foreign_error_reaches_the_curator_alone(what: str, ledger
     assert [entry.kind for entry in ledger.entries() if entry.kind == "charge"] == []
 
 
+class Huge(Corrupt):
+    """A file whose header asks for more memory than there is, and says so."""
+
+    def __getitem__(self, place: int) -> Any:
+        if place == self.broken:
+            raise MemoryError("Unable to allocate 4711 TiB for an array with shape (4711, 1000000)")
+        return super().__getitem__(place)
+
+
+def test_nor_does_an_error_about_memory_tell_what_was_asked_for(ledger: Ledger) -> None:
+    notes = Notes()
+    with pytest.raises(MemoryError) as error:
+        call(ledger, data=Huge("labels"), curator=notes)
+    assert "4711" not in "".join(traceback.format_exception(error.value))
+    assert error.value.__context__ is None
+    assert "4711" in notes.heard[0].details
+    assert not [entry for entry in ledger.entries() if entry.kind == "charge"]
+    assert call(ledger, data=Huge("one", 11)).steps == 2  # after the charge it stops nothing
+
+
 def test_a_row_that_cannot_be_read_decides_no_error(ledger: Ledger, capfd: pytest.CaptureFixture[str]) -> None:
     """Whichever it is, the first one included; with cached features, too."""
     for scheme in ("full", "linear"):

@@ -51,7 +51,7 @@ def likeness(records: Records, *, training: bool, curator: object = None) -> Row
         try:
             found.append(_first(records.rows(torch.tensor([unit]), drawn_uniforms)))
         except Exception as error:
-            if of_the_machine(error) or isinstance(error, Refusal):
+            if isinstance(error, Refusal):
                 raise
             tell(curator, Problem(DIFFERENT, f"unit {unit}: {text_of(error)}"))
     kinds = Counter(kind_of(rows) for rows in found)
@@ -114,10 +114,8 @@ class Reader:
         try:
             rows = self.records.rows(units, uniforms)
             return rows if _fits(rows, like, len(units)) else None
-        except Exception as error:
-            if of_the_machine(error):
-                raise
-        return None
+        except Exception:  # also for want of memory: one by one they ask for less
+            return None
 
     def _alone(self, unit: Tensor, chance: Tensor | None, like: Rows) -> Rows | None:
         error: Exception | None = None
@@ -126,9 +124,7 @@ class Reader:
             rows = self.records.rows(unit[None], chance)
             if _fits(rows, like, 1):
                 return rows
-        except Exception as raised:
-            if of_the_machine(raised):
-                raise
+        except Exception as raised:  # for want of memory, too: how much a unit asks for is the unit's own doing
             error, said = raised, text_of(raised)
         tell(self.curator, Problem(LATER if self.strict and error else UNREADABLE, f"unit {int(unit)}: {said}"))
         if self.strict and error is not None:
