@@ -97,7 +97,7 @@ def headline(result: Result) -> list[Table]:
             row += [statistics.median(found), statistics.fmean(found)]
         rows.append(row)
     note = f"Each setting is the mean over {result.study.trials} trials, as in the paper; then median and mean."
-    return [Table("Calibration error over all settings", columns, rows, note=note)]
+    return [Table("Calibration error over all settings", columns, rows, note=note, repeated=result.study.trials > 1)]
 
 
 def by_data(result: Result, sweep: Sweep) -> Table:

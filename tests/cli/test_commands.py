@@ -107,6 +107,27 @@ def test_show(capsys: pytest.CaptureFixture[str], url: str) -> None:
     assert found["entries"] == 6
 
 
+def test_show_fits_eighty_columns(
+    capsys: pytest.CaptureFixture[str], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = tacit(capsys, "ledger", "show", url)
+    lines = [line for line in out.splitlines() if not line.startswith("Head")]
+    assert max(map(len, lines)) <= 80
+    assert "…" not in out, "nothing is cut"
+    assert any(words in out for words in ("replace-one", "add-remove"))
+
+
+def test_card_of_a_ledger(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    for name in (url, url.removeprefix("sqlite:///")):
+        code, out, _ = tacit(capsys, "card", name)
+        assert code == 0
+        assert "## In plain words" in out
+        _, told, _ = tacit(capsys, "card", name, "--json")
+        facts = json.loads(told)["privacy"]["ledgers"][0]
+        assert f"| epsilon | {facts['epsilon']:.3g}"[:14] in out
+
+
 def test_a_plain_path_will_do(capsys: pytest.CaptureFixture[str], url: str) -> None:
     code, _, _ = tacit(capsys, "ledger", "verify", url.removeprefix("sqlite:///"))
     assert code == 0

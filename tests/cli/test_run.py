@@ -5,6 +5,8 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -43,10 +45,10 @@ BAD = [
     (["run", "kind.toml"], "kind.toml: there is no kind 'adopt'; did you mean 'adapt'?"),
     (["run", "less.toml"], "less.toml: a recipe says what it is: add kind = "),
     (["run", "broken.toml"], "broken.toml is not valid TOML"),
-    (["card", "missing"], "There is no run at missing."),
-    (["card", "file"], "file is a file"),
+    (["card", "missing"], "There is no ledger, run, checkpoint or saved result at missing."),
+    (["card", "file"], "file is neither a ledger, nor a checkpoint of tacit"),
     (["card", "."], "there is no privacy-card.md in it"),
-    (["card", ".", "--json"], "there is no run.json in it"),
+    (["card", ".", "--json"], "there is no privacy-card.md in it"),
     (["card", "damaged", "--json"], "is damaged: it is not JSON"),
 ]
 
@@ -66,6 +68,7 @@ def test_bad_input_is_one_sentence(
     Path("file").write_text("")
     Path("damaged").mkdir()
     Path("damaged/run.json").write_text("{")
+    Path("damaged/privacy-card.md").write_text("")
     code, out, err = tacit(capsys, *arguments)
     assert (code, out) == (2, "")
     assert sentence in err
@@ -92,6 +95,31 @@ def test_plain_lines_are_few(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert capsys.readouterr().err.splitlines() == ["a: 1 of 100", "a: 35 of 100", "a: 69 of 100", "a: 100 of 100"]
 
 
+def test_a_bar_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a stand-in for IPython's kernel: one place in the output, shown anew, and the budget at the end."""
+    shown: list[str] = []
+
+    class Cell:
+        def update(self, what: Any) -> None:
+            shown.append(what._repr_html_())
+
+    ipython = SimpleNamespace(
+        get_ipython=lambda: SimpleNamespace(config={"IPKernelApp": {}}),
+        display=SimpleNamespace(display=lambda *_, **__: Cell()),
+    )
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    with Bar() as progress:
+        progress("adapting <fog>", 1, 1000)
+        progress("adapting <fog>", 2, 1000)
+        progress("adapting <fog>", 1000, 1000, spent=(0.7301, 1.0))
+    assert shown == [
+        '<progress value="1" max="1000"></progress> adapting &lt;fog&gt;: 1 of 1,000',
+        '<progress value="1000" max="1000"></progress> adapting &lt;fog&gt;: 1,000 of 1,000; '
+        "privacy spent: eps 0.731 of 1",
+        "<p>privacy spent: eps 0.731 of 1</p>",
+    ]
+
+
 def test_spent_is_never_rounded_below_the_truth() -> None:
     assert budget_text((0.73001, 1.0)) == "privacy spent: eps 0.731 of 1"
     assert budget_text((0.0, 0.5)) == "privacy spent: eps 0 of 0.5"
@@ -104,5 +132,5 @@ def test_help_loads_nothing_slow() -> None:
         "assert not slow & set(sys.modules), slow & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    card = "import sys, tacit.report.card; assert 'matplotlib' not in sys.modules"
+    card = "import sys, tacit.report; assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", card], check=True)

@@ -40,7 +40,7 @@ def example(**more: object) -> Table:
         ["<c>", 63.3, 0.10, None],
         ["d", math.nan, 0.20, None],
     ]
-    return Table("A *title*", columns, rows, **more)  # type: ignore[arg-type]
+    return Table("A *title*", columns, rows, **{"repeated": True} | more)  # type: ignore[arg-type]
 
 
 def test_the_best_of_each_column_as_it_is_shown() -> None:
@@ -48,6 +48,16 @@ def test_the_best_of_each_column_as_it_is_shown() -> None:
     assert example().best() == {(1, 1), (2, 1), (2, 2)}
     assert example(contenders=[0, 1, 3]).best() == {(1, 1), (3, 2)}
     assert example(contenders=[0]).best() == set()
+
+
+def test_one_run_has_no_winner_and_no_spread() -> None:
+    columns = ["method", Column("up", ".1f", best="max")]
+    once = Table("", columns, [["a", 60.0], ["b", 70.0]])
+    alone = Table("", columns, [["a", Spread(60.0, 0.0)], ["b", Spread(70.0, 0.0)]])
+    several = Table("", columns, [["a", Spread(60.0, 1.0)], ["b", Spread(70.0, 1.0)]])
+    assert once.best() == alone.best() == set()
+    assert several.best() == {(1, 1)}
+    assert alone.texts[1] == ["b", "70.0"]
 
 
 def test_columns_of_numbers() -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from tacit import __version__
 from tacit.privacy import Budget, Ledger, events
-from tacit.report._card import NEVER_COVERED, card, read
+from tacit.report._about import card as read
+from tacit.report._card import NEVER_COVERED, card
 from tacit.report._ledger import Book
 from tacit.report._page import Section
 from tacit.report._write import discard, prepare, write_files, write_run
@@ -184,12 +185,12 @@ def test_folders_that_were_made_for_nothing_go_away(tmp_path: Path) -> None:
 
 
 def test_reading_back_what_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="There is no run at"):
+    with pytest.raises(ValueError, match="There is no ledger, run, checkpoint or saved result at"):
         read(tmp_path / "no")
-    with pytest.raises(ValueError, match=r"holds no finished run: there is no privacy-card\.md"):
+    with pytest.raises(ValueError, match=r"holds no finished run and no saved result: there is no privacy-card\.md"):
         read(tmp_path)
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ValueError, match="is a file"):
+    with pytest.raises(ValueError, match="neither a ledger, nor a checkpoint"):
         read(tmp_path / "file")
     (tmp_path / "privacy-card.md").write_bytes(b"\xff")
     with pytest.raises(ValueError, match="is damaged"):

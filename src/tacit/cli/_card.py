@@ -1,9 +1,7 @@
-"""`tacit card`: what a run promised."""
+"""`tacit card`: what a ledger, a run, a checkpoint or a saved result promises."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,21 +10,23 @@ from tacit.cli._output import AsJson, console, print_json
 
 
 def card(
-    run_dir: Annotated[Path, typer.Argument(help="The folder that a run wrote.", show_default=False)],
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="A ledger (file or URL), the folder of a run or of a saved result, or a checkpoint.",
+            show_default=False,
+        ),
+    ],
     as_json: AsJson = False,
 ) -> None:
-    """The privacy card of a run: what it promises, to whom, and on what that rests."""
-    from tacit.report import FACTS, read
+    """The privacy card: who is protected, from what, how strongly, and on what that rests."""
+    from tacit.report import card as card_of
+    from tacit.report import card_facts  # slow to load
 
     if as_json:
-        text = read(run_dir, FACTS)
-        try:
-            facts = json.loads(text)
-        except json.JSONDecodeError:
-            raise ValueError(f"{run_dir / FACTS} is damaged: it is not JSON.") from None
-        print_json(facts)
+        print_json(card_facts(what))
         return
-    text = read(run_dir)
+    text = card_of(what)
     screen = console()
     if screen.is_terminal:
         from rich.markdown import Markdown

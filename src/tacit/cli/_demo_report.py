@@ -118,7 +118,7 @@ def _figures(found: Outcomes) -> list[Picture]:
         Picture(plots.bars_by_shift(names, values, reference="source"), caption="Accuracy under each shift."),
         Picture(
             plots.tradeoff({"DP-Tent": private}, source),
-            caption="Accuracy against the privacy budget; error bars over seeds.",
+            caption="Accuracy against the privacy budget, one run each.",
         ),
     ]
 

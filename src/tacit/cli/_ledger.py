@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from tacit.cli._output import AsJson, console, print_json
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from tacit.privacy import Ledger
 
 app = typer.Typer(help="Look at a ledger, check it, take it along.")
+_KINDS = {"subject": "declared, with its budget", "lease": "releases leased"}
 Url = Annotated[str, typer.Argument(help="A file, sqlite:///FILE or postgresql://USER@HOST/NAME.")]
 
 
@@ -45,6 +48,7 @@ def show(
                 "delta": s.terms.budget.delta,
                 "spent_epsilon": ledger.spent(s).epsilon,
                 "remaining": str(ledger.remaining(s)),
+                "left": _left(ledger.remaining(s)),
                 "charges": s.charges,
                 "disjoint_from": list(s.disjoint_from),
                 "seeded": s.seeded,
@@ -59,40 +63,50 @@ def show(
     from tacit.privacy import round_up
 
     out = console()
-    table = Table("subject", "unit", "relation", "mode", "budget", "spent", "left", "charges")
+    table = _table("subject", "unit", "relation", "spent ε", "of ε", "δ", "left ε", "charges")
+    for name in ("relation", "spent ε", "of ε", "δ"):
+        next(column for column in table.columns if column.header == name).no_wrap = True
     for row in rows:
-        seeded = " [red]seeded: not private[/red]" if row["seeded"] else ""
-        budget = f"({row['budget_epsilon']:g}, {row['delta']:g})"
-        spent = f"{round_up(row['spent_epsilon'])}{seeded}"
-        shown = (row["subject"], row["unit"], row["neighbours"], row["mode"], budget, spent, row["remaining"])
-        table.add_row(*(str(cell) for cell in shown), str(row["charges"]))
+        name = escape(row["subject"]) + (" [red]seeded: not private[/red]" if row["seeded"] else "")
+        budget = (f"{row['budget_epsilon']:g}", f"{row['delta']:g}")
+        spent = round_up(row["spent_epsilon"])
+        table.add_row(name, row["unit"], row["neighbours"], spent, *budget, row["left"], str(row["charges"]))
     out.print(table)
     out.print(_entries_table(entries[-last:] if last > 0 else []))
     out.print(f"[bold]Total over all subjects[/bold]: {total}")
     out.print(f"[bold]Head[/bold]: {head}", soft_wrap=True)
 
 
+def _table(*heads: str) -> Table:
+    return Table(*heads, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+
+
+def _left(left: Any) -> str:
+    """What may still be spent, short."""
+    if left.planned is not None:
+        return f"{left.planned} of the plan"
+    return "0" if left.mu == 0 else f"{left.epsilon:.4g}"
+
+
 def _entries_table(entries: list[Any]) -> Table:
-    table = Table("entry", "time", "kind", "subject", "stage", "what")
+    from tacit.report import describe_event
+
+    table = _table("entry", "")
     for entry in entries:
         body = entry.body
-        what = body.get("note") or _event_text(body.get("event"))
+        event = body.get("event")
+        what = "; ".join(part for part in (describe_event(event) if event else "", body.get("note") or "") if part)
         if entry.kind == "settle":
-            what = f"{body['used']} releases used, the rest returned"
+            what = f"{body['used']:,} releases used, the rest returned"
         if body.get("seeded"):
             what += " (seeded: not private)"
-        time = str(body.get("time", ""))[:19].replace("T", " ")
-        table.add_row(str(entry.seq), time, entry.kind, entry.subject, str(body.get("stage", "")), what)
+        time = str(body.get("time", ""))[:16].replace("T", " ")
+        who = ", ".join(part for part in (entry.subject, str(body.get("stage", ""))) if part)
+        first = "  ".join(part for part in (time, who) if part)
+        table.add_row(
+            str(entry.seq), f"[bold]{escape(first)}[/bold]\n{escape(what or _KINDS.get(entry.kind, entry.kind))}"
+        )
     return table
-
-
-def _event_text(event: dict[str, Any] | None) -> str:
-    if event is None:
-        return ""
-    facts = ", ".join(f"{key} {value:g}" for key, value in event.items() if isinstance(value, int | float))
-    name = str(event["type"]).removesuffix("DpEvent")
-    inner = _event_text(event.get("event")) if isinstance(event.get("event"), dict) else ""
-    return " ".join(part for part in (name, facts, inner and f"of {inner}") if part)
 
 
 @app.command()

@@ -12,6 +12,7 @@ from tacit.privacy._ledger import BudgetExceeded, Ledger
 from tacit.privacy._noise import NoiseKey as NoiseKey
 from tacit.privacy._plain_words import PlainWords, plain_words, right_guesses
 from tacit.privacy._queries import BoundedSum, GridSum, grid_sum
+from tacit.privacy._quiet import quiet_dp_accounting
 from tacit.privacy._receipts import Receipt, ReceiptError
 from tacit.privacy._receipts import check_used as check_used
 from tacit.privacy._receipts import claim as claim
@@ -56,3 +57,5 @@ __all__ = [
     "right_guesses",
     "selection",
 ]
+
+quiet_dp_accounting()

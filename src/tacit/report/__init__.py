@@ -3,9 +3,9 @@
 The modules `tacit.report.plots` and `tacit.report.theme` draw figures; they load matplotlib.
 """
 
-from tacit.report._about import About, card, page, tell
+from tacit.report._about import About, card, card_facts, page, tell
 from tacit.report._card import FACTS as FACTS
-from tacit.report._card import read as read
+from tacit.report._describe_events import event as describe_event
 from tacit.report._ledger import Book
 from tacit.report._page import Picture, Section
 from tacit.report._runs import carry_out, show
@@ -23,7 +23,9 @@ __all__ = [
     "Spread",
     "Table",
     "card",
+    "card_facts",
     "carry_out",
+    "describe_event",
     "page",
     "plain",
     "show",

@@ -10,7 +10,7 @@ from typing import Any
 
 from tacit import _checkpoints as checkpoints
 from tacit.privacy import Guarantee, Ledger
-from tacit.report._card import CARD
+from tacit.report._card import CARD, FACTS, REPORT
 from tacit.report._card import card as card_text
 from tacit.report._ledger import Book
 from tacit.report._write import run_files, write_files
@@ -87,7 +87,23 @@ def page(thing: Any, out: str | Path | None = None, *, title: str | None = None)
     )
     if out is not None:
         write_files(Path(out), files)
-    return files["report.html"]
+    return files[REPORT]
+
+
+def card_facts(thing: Any) -> dict[str, Any]:
+    """The card as plain data: what `guarantee.json` or `run.json` of a folder say, or the same for anything else."""
+    folder = _folder(thing)
+    if folder is not None:
+        return read_json(folder / (GUARANTEE if (folder / GUARANTEE).exists() else FACTS))
+    about = tell(thing)
+    _, told = run_files(
+        title=about.title,
+        ledgers=about.ledgers,
+        facts=about.facts,
+        assumptions=about.assumptions,
+        not_covered=about.not_covered,
+    )
+    return told
 
 
 def tell(thing: Any, title: str | None = None) -> About:
@@ -143,7 +159,7 @@ def _tell_file(where: str | Path, title: str | None) -> About:
     if folder is not None:
         if (folder / GUARANTEE).exists():
             return _tell_saved(folder, title)
-        facts = read_json(folder / "run.json")
+        facts = read_json(folder / FACTS)
         told = facts["privacy"]
         return About(
             title=title or facts["title"],
@@ -194,6 +210,8 @@ def _folder(thing: Any) -> Path | None:
         if not (path / CARD).exists():
             raise ValueError(f"{path} holds no finished run and no saved result: there is no {CARD} in it.")
         return path
+    if not path.exists():
+        raise ValueError(f"There is no ledger, run, checkpoint or saved result at {path}.")
     beside = path.is_file() and path.suffix == ".safetensors" and (path.parent / GUARANTEE).exists()
     return path.parent if beside and checkpoints.facts_of(path) is None else None
 

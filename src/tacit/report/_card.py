@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 
 from tacit import __version__
 from tacit.privacy import MEMBERSHIP, Neighbours, right_guesses
@@ -79,20 +79,6 @@ def _plain(ledgers: Sequence[Book]) -> str:
     return (several if len(ledgers) > 1 else "") + "".join(said)
 
 
-def read(folder: Path, file: str = CARD) -> str:
-    """A file that a run left behind."""
-    if not folder.exists():
-        raise ValueError(f"There is no run at {folder}.")
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is a file: give the folder that a run wrote.")
-    try:
-        return (folder / file).read_text("utf-8")
-    except FileNotFoundError:
-        raise ValueError(f"{folder} holds no finished run: there is no {file} in it.") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{folder / file} is damaged: it is not text.") from None
-
-
 def _facts(book: Book, version: str) -> Table:
     budgets = {f"{a.budget:g} at δ = {a.delta:g}" for a in book.accounts if math.isfinite(a.budget) or book.kept}
     rows = [
@@ -159,4 +145,4 @@ def _checks(ledgers: Sequence[Book]) -> str:
 
 
 def _untitled(table: Table) -> Table:
-    return Table("", table.columns, table.rows, table.note, table.contenders)
+    return replace(table, title="")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Spread(NamedTuple):
-    """A mean over runs, and their standard deviation."""
+    """A mean over runs, and their standard deviation; 0 if there was one run."""
 
     mean: float
     std: float
@@ -40,13 +40,18 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under named columns. ``contenders`` are the rows among which the best is bold (None: all)."""
+    """Rows of cells under named columns. ``contenders`` are the rows among which the best is bold (None: all).
+
+    A winner needs more than one run: it is bold only among cells that have a spread, or if ``repeated`` says that plain
+    numbers (medians, say) come from several runs.
+    """
 
     title: str
     columns: Sequence[Column | str]
     rows: Sequence[Sequence[Cell]]
     note: str = ""
     contenders: Collection[int] | None = None
+    repeated: bool = False
 
     def __post_init__(self) -> None:
         if not self.columns:
@@ -82,6 +87,9 @@ class Table:
             for row, cells in enumerate(self.rows):
                 value = number(cells[column])
                 if value is not None and not math.isnan(value) and self._contends(row):
+                    if not self.repeated and not _has_spread(cells[column]):
+                        values = {}
+                        break
                     values[row] = value if head.best == "max" else -value
             if len(values) < 2:
                 continue
@@ -156,6 +164,10 @@ class Table:
         )
 
 
+def _has_spread(cell: Cell) -> bool:
+    return isinstance(cell, Spread) and cell.std > 0
+
+
 def number(cell: Cell) -> float | None:
     """The number of a cell, if it has one."""
     if isinstance(cell, Spread):
@@ -172,7 +184,8 @@ def shown(cell: Cell, form: str | Callable[[float], str] = "") -> str:
     if isinstance(cell, bool):
         return "yes" if cell else "no"
     if isinstance(cell, Spread):
-        return f"{shown(float(cell.mean), form)} ± {shown(float(cell.std), form)}"
+        about = f" ± {shown(float(cell.std), form)}" if cell.std > 0 else ""  # one run has no spread
+        return shown(float(cell.mean), form) + about
     if isinstance(cell, float) and math.isinf(cell):
         return "∞" if cell > 0 else "-∞"
     if callable(form):

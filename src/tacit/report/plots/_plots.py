@@ -56,7 +56,10 @@ def tradeoff(
     label: str = "accuracy (%)",
     title: str = "",
 ) -> Figure:
-    """Accuracy against epsilon with error bars; ``levels`` are lines across, such as the source and no privacy."""
+    """Accuracy against epsilon, with error bars where there were several runs.
+
+    ``levels`` are lines across, such as the source and no privacy.
+    """
     points = [point for line in series.values() for point in line]
     finite = sorted({point.epsilon for point in points if math.isfinite(point.epsilon)})
     if not finite:
@@ -75,7 +78,8 @@ def tradeoff(
             x = [point.epsilon if math.isfinite(point.epsilon) else beyond for point in ordered]
             y = [point.value for point in ordered]
             colour = theme.colour(place)
-            axes.errorbar(x, y, [p.std for p in ordered], color=colour, elinewidth=1.2, capsize=2.5, ls="none")
+            if any(point.std > 0 for point in ordered):  # one run has no spread
+                axes.errorbar(x, y, [p.std for p in ordered], color=colour, elinewidth=1.2, capsize=2.5, ls="none")
             axes.plot(x, y, marker=theme.mark(place), color=colour, mec=theme.PAPER, mew=0.8, ms=6.5, zorder=3)
             if ordered:
                 named.append((y[-1], name, colour))
