@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 CLUSTER := .venv-cluster
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo studies test test-slow test-cluster bench lint docs clean
+.PHONY: demo studies audit test test-slow test-cluster bench lint docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tacit demo
@@ -27,6 +27,10 @@ test-slow: $(VENV)/.test test-cluster
 
 test-cluster: $(CLUSTER)/.test
 	RAY_USAGE_STATS_ENABLED=0 $(CLUSTER)/bin/pytest -m cluster tests/tune/test_ray.py
+
+# Every release of the package, attacked in full: some twenty minutes. `make test` has a quick version of it.
+audit: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/tacit audit --out docs/audit.md
 
 bench: $(VENV)/.test
 	PYTHONPATH=. $(BIN)/python benchmarks/run.py

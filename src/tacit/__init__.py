@@ -12,7 +12,7 @@ from tacit._deprecation import MovedModules
 from tacit._moved import MOVED
 
 if TYPE_CHECKING:
-    from tacit import adapt, calibrate, data, finetune, gradients, models, pretrain, privacy, report, tune
+    from tacit import adapt, audit, calibrate, data, finetune, gradients, models, pretrain, privacy, report, tune
     from tacit.gradients import Engine, clipped_sum
     from tacit.privacy import Budget, BudgetExceeded, Guarantee, Ledger, Neighbours, Receipt, Unit
 
@@ -23,7 +23,7 @@ _NAMES = {
     **dict.fromkeys(("Engine", "clipped_sum"), "gradients"),
 }
 _PACKAGES = frozenset(
-    ("adapt", "calibrate", "data", "finetune", "gradients", "models", "pretrain", "privacy", "report", "tune")
+    ("adapt", "audit", "calibrate", "data", "finetune", "gradients", "models", "pretrain", "privacy", "report", "tune")
 )
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "Unit",
     "__version__",
     "adapt",
+    "audit",
     "calibrate",
     "clipped_sum",
     "data",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import typer
 
 from tacit import __version__
+from tacit.cli import _audit as audit
 from tacit.cli import _calibrate as calibrate
 from tacit.cli import _card as card
 from tacit.cli import _check as check
@@ -30,6 +31,7 @@ app.command("card")(card.card)
 app.command("calibrate")(calibrate.calibrate)
 app.command("noise")(noise.noise)
 app.command("check")(check.check)
+app.command("audit")(audit.audit)
 app.add_typer(ledger.app, name="ledger")
 
 

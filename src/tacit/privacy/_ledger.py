@@ -121,7 +121,7 @@ class Ledger:
             if promised.epsilon > budget.epsilon * (1 + 1e-12):
                 raise BudgetExceeded(f"The plan of {name} costs epsilon {promised.epsilon:.6g}, above {budget}.")
         with self._transaction() as connection:
-            known = chain.subject(connection, name)
+            known = self._find(connection, name)
             if known is not None:
                 if known.terms_json != subject.terms_json:
                     raise LedgerError(
@@ -129,7 +129,7 @@ class Ledger:
                     )
                 return known
             for other in subject.disjoint_from:
-                if chain.subject(connection, other) is None:
+                if self._find(connection, other) is None:
                     raise LedgerError(f"{name} is declared disjoint from {other}, which is not in the ledger.")
             chain.append(connection, "subject", name, None, subject.terms_json)
             connection.execute(
@@ -309,10 +309,11 @@ class Ledger:
         with self._lock:
             self._engine.dispose()
 
-    _repr_html_ = ledger_html
-
     def __repr__(self) -> str:
         return f"Ledger({sa.engine.make_url(self.url).render_as_string(hide_password=True)!r})"
+
+    def _repr_html_(self) -> str:
+        return ledger_html(self)
 
     def __enter__(self) -> Ledger:
         return self
@@ -334,8 +335,11 @@ class Ledger:
         with self._lock, storage.plain_errors(self.url), self._engine.begin() as connection:
             yield connection
 
+    def _find(self, connection: Connection, name: str) -> Subject | None:
+        return chain.subject(connection, name)
+
     def _get(self, connection: Connection, name: str) -> Subject:
-        known = chain.subject(connection, name)
+        known = self._find(connection, name)
         if known is None:
             raise LedgerError(f"There is no subject {name!r} in this ledger: declare it with Ledger.subject first.")
         return known

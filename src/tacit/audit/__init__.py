@@ -1,0 +1,41 @@
+"""Attacks on every promise: lower bounds on epsilon and mu beside what is claimed."""
+
+from tacit.audit import _canaries as canaries
+from tacit.audit import _checks as checks
+from tacit.audit import _releases as releases
+from tacit.audit import _stages as stages
+from tacit.audit._findings import CONFIDENCE, Claim, Finding, PromiseBroken, markdown, sentence
+from tacit.audit._ledger import ledger
+from tacit.audit._mechanism import mechanism
+from tacit.audit._registry import FULL, QUICK, REGISTRY, Audit, Effort, audits, covered
+from tacit.audit._run import run
+from tacit.audit._scores import CanaryScoreAuditor
+from tacit.audit._suite import everything
+from tacit.audit._twins import TWINS, Twin
+
+__all__ = [
+    "CONFIDENCE",
+    "FULL",
+    "QUICK",
+    "REGISTRY",
+    "TWINS",
+    "Audit",
+    "CanaryScoreAuditor",
+    "Claim",
+    "Effort",
+    "Finding",
+    "PromiseBroken",
+    "Twin",
+    "audits",
+    "canaries",
+    "checks",
+    "covered",
+    "everything",
+    "ledger",
+    "markdown",
+    "mechanism",
+    "releases",
+    "run",
+    "sentence",
+    "stages",
+]
