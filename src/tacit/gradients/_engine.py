@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tacit.gradients import _validation as learning
 from tacit.gradients._batches import change, count_rows, leaves, row_shapes, rows_of
 from tacit.gradients._clipping import Policy, as_policy
-from tacit.gradients._fallback import row_gradients
+from tacit.gradients._fallback import OF_THE_MACHINE, mean_gradient, raising_rows, row_gradients
 from tacit.gradients._grad_factors import wide
 from tacit.gradients._grouping import group, muted, parts
 from tacit.gradients._isolation import Loss, RowsMixed, buffers_of, put_back, undisturbed, wrong_shape
@@ -22,11 +22,10 @@ from tacit.gradients._parameter_swap import ParameterSwap, refuse_live_statistic
 from tacit.gradients._recorder import Plan, Recorder, UnsupportedPattern
 from tacit.gradients._result import ClippedSum, ClippedSumAccumulator
 from tacit.gradients._spot import check_unit, due
-from tacit.gradients._synthetic import constant
+from tacit.gradients._synthetic import varies
 from tacit.gradients._traced_parameter import plain
 from tacit.gradients._units import Units
 
-OF_THE_MACHINE = (MemoryError, torch.OutOfMemoryError)
 _KEPT = 192 * 2**20  # bytes of activations and output gradients that one pass keeps on a CPU
 
 
@@ -75,7 +74,7 @@ class Engine:
         when integers (masks, labels) vary where they did not before, and when a number changed that the loss or the
         model could decide by: earlier checks say nothing of these.
         """
-        circumstances = (self._slots.modes(self.model), tuple(_varies(t) for t in leaves(batch)))
+        circumstances = (self._slots.modes(self.model), tuple(varies(t) for t in leaves(batch)))
         if circumstances not in self._plans:
             self._plans[circumstances] = learning.blank_plan(self.model, self._plan.said)
         self._plan = plan = self._plans[circumstances]
@@ -120,7 +119,7 @@ class Engine:
         )
         if rows == 0:
             return tally.result()
-        self.validate(batch)
+        self._validate_private(batch, grouped)
         state, spot = buffers_of(self.model), self._spot(grouped.count)
         for part, members in parts(grouped, self._rows_at_once(batch)):
             put_back(self.model, state)  # what a forward advances (a power iteration) is the same for every part
@@ -146,7 +145,7 @@ class Engine:
         if rows == 0:
             return
         grouped = group(units, rows, next(leaves(batch)).device)
-        self.validate(batch)
+        self._validate_private(batch, grouped)
         state, spot = buffers_of(self.model), -1 if public else self._spot(grouped.count)
         tally = ClippedSumAccumulator(self.clip, {n: wide(p.detach()) for n, p in self._slots.parameters.items()}, 0)
         size = sum(wide(p).nbytes for p in self._slots.parameters.values())
@@ -184,6 +183,28 @@ class Engine:
         if kept == 0 or next(iter(self._slots.parameters.values())).device.type != "cpu":
             return rows
         return math.ceil(rows / max(math.ceil(rows * kept / _KEPT), 1))
+
+    def _validate_private(self, batch: Any, grouped: Units) -> None:
+        """`validate`, but an integer that the model cannot take (an unknown word) is its own unit's affair.
+
+        Synthetic integers are drawn from those that occur, so one odd row could make every check raise, and with it a
+        step that was charged. Units that raise alone are left out of the check; in the sum they contribute zero.
+        """
+        try:
+            self.validate(batch)
+        except OF_THE_MACHINE:
+            raise
+        except Exception:
+            with self._on_the_side(), undisturbed(self.model):
+                raising = raising_rows(self._loss, batch, grouped)
+            if not bool(raising.any()) or bool(raising.all()):
+                raise
+            kept = torch.where(
+                raising, torch.nonzero(~raising)[0, 0], torch.arange(grouped.rows, device=raising.device)
+            )
+        else:
+            return
+        self.validate(rows_of(batch, kept, grouped.rows))
 
     def _watch(self, batch: Any, units: Units) -> tuple[Recorder, Tensor]:
         """One forward and one backward under watch."""
@@ -288,10 +309,8 @@ class Engine:
         specimen = self._plan.specimens.get(row_shapes(batch))
         if isinstance(error, UnsupportedPattern) or specimen is None:
             return
-        with (
-            self._on_the_side(),
-            undisturbed(self.model),
-        ):  # the first error's message may quote private values, so this one is raised
+        # The first error's message may quote private values, so this one is raised.
+        with self._on_the_side(), undisturbed(self.model):
             given = change(specimen, Tensor.clone)
             list(row_gradients(self.model, self._loss, self._slots.parameters, given, torch.arange(1), 2))
 
@@ -352,20 +371,13 @@ class Engine:
 
     def _row_by_row(self, batch: Any, mine: Tensor, rows: int) -> tuple[dict[str, Tensor], Tensor] | None:
         """The mean gradient and loss of these rows in float64; None if they cannot be computed."""
-        parameters = self._slots.parameters
-        total = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in parameters.items()}
-        loss = torch.zeros(1, dtype=torch.float64, device=mine.device)
         try:
-            for value, row in row_gradients(self.model, self._loss, parameters, batch, mine, rows):
-                loss += value.double() / mine.numel()
-                for name, gradient in row.items():
-                    total[name] += gradient.double() / mine.numel()
+            return mean_gradient(row_gradients(self.model, self._loss, self._slots.parameters, batch, mine, rows))
         except OF_THE_MACHINE:
             raise
         except Exception as error:
             self._blame_the_code(batch, error)
             return None
-        return total, loss
 
     def _build(self, batch: Any, part: Tensor, members: Tensor, grouped: Units) -> tuple[dict[str, Tensor], Tensor]:
         """The gradient of each of these units, and which of them are odd."""
@@ -387,14 +399,4 @@ class Engine:
 
     def _refuse_changes(self) -> None:
         refuse_live_statistics(self._slots.normalisers)
-        if changed := self._slots.changed(self.model):
-            raise ValueError(
-                f"{len(changed)} trainable parameters were created, replaced or unfrozen after the engine: "
-                f"{', '.join(changed[:10])}{', …' if len(changed) > 10 else ''}. Make a new Engine once the model is "
-                f"complete."
-            )
-
-
-def _varies(t: Tensor) -> bool:
-    """Whether integers differ; floats are drawn anew in any case."""
-    return t.is_floating_point() or t.is_complex() or not constant(t)
+        self._slots.refuse_changes(self.model)

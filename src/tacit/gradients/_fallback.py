@@ -14,6 +14,9 @@ from tacit.gradients._grad_factors import PerRow
 from tacit.gradients._isolation import buffers_of, caches_of, drop, put_back, wrong_shape
 from tacit.gradients._recorder import UnsupportedPattern, call_of
 from tacit.gradients._traced_parameter import TracedParameter, plain, tensors, unwrapped
+from tacit.gradients._units import Units
+
+OF_THE_MACHINE = (MemoryError, torch.OutOfMemoryError)  # errors that no row is to blame for
 
 if TYPE_CHECKING:
     from tacit.gradients._recorder import Recorder
@@ -154,3 +157,28 @@ def row_gradients(
             found = torch.autograd.grad(value[0], list(parameters.values()), allow_unused=True)
         pairs = zip(parameters.items(), found, strict=True)
         yield value[:1].detach(), {n: torch.zeros_like(p) if f is None else f for (n, p), f in pairs}
+
+
+def mean_gradient(each: Iterator[tuple[Tensor, dict[str, Tensor]]]) -> tuple[dict[str, Tensor], Tensor]:
+    """The mean gradient and the mean loss of rows, in float64."""
+    losses, total, count = [], dict[str, Tensor](), 0
+    for loss, row in each:
+        losses.append(loss.double())
+        count += 1
+        for name, gradient in row.items():
+            total[name] = gradient.double() if name not in total else total[name].add_(gradient)
+    return {name: value / count for name, value in total.items()}, torch.stack(losses).mean().reshape(1)
+
+
+def raising_rows(loss: Callable[[Any], Tensor], batch: Any, grouped: Units) -> Tensor:
+    """For each row, whether its unit alone makes model or loss raise."""
+    found = torch.zeros_like(grouped.of_row, dtype=torch.bool)
+    for unit in range(grouped.count):
+        mine = torch.nonzero(grouped.of_row == unit).flatten()
+        try:
+            loss(rows_of(batch, torch.cat([mine, mine]), grouped.rows))
+        except OF_THE_MACHINE:
+            raise
+        except Exception:  # whatever rows can do
+            found[mine] = True
+    return found

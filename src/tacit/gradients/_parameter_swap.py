@@ -50,6 +50,15 @@ class ParameterSwap:
         self._caches = caches_of(model)
         self._keeping: list[tuple[nn.Module, str]] = []  # where modules keep what they computed from parameters
 
+    def refuse_changes(self, model: nn.Module) -> None:
+        """Name the parameters that the engine does not know; their gradients would be missing from every sum."""
+        if changed := self.changed(model):
+            raise ValueError(
+                f"{len(changed)} trainable parameters were created, replaced or unfrozen after the engine: "
+                f"{', '.join(changed[:10])}{', …' if len(changed) > 10 else ''}. Make a new Engine once the model is "
+                f"complete."
+            )
+
     def changed(self, model: nn.Module) -> list[str]:
         """Parameters that were created, replaced, tied, frozen or made trainable since."""
         if gone := [

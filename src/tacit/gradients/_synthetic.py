@@ -57,6 +57,11 @@ def constant(t: Tensor) -> bool:
     return bool((t == t.reshape(-1)[:1]).all()) if t.numel() else True
 
 
+def varies(t: Tensor) -> bool:
+    """Whether integers differ; floats are drawn anew in any case."""
+    return t.is_floating_point() or t.is_complex() or not constant(t)
+
+
 def with_other_rows(batch: Any, other: Any, changed: Tensor) -> Any:
     """The rows that are to be changed from `other`, the rest as it was."""
     found: list[Tensor] = []
