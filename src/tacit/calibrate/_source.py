@@ -25,7 +25,7 @@ from tacit.calibrate._wire import checked, make, number_from_json, number_to_jso
 from tacit.data import Rows, distinct
 from tacit.finetune import in_place
 from tacit.gradients import filled
-from tacit.privacy import Budget, Guarantee, Ledger, LedgerError, Neighbours, Unit, mechanisms, mu_of_pure
+from tacit.privacy import Budget, Guarantee, Ledger, LedgerError, Neighbours, Unit, mechanisms, mu_of_pure, sampling
 
 _UNREADABLE = (
     "The classifier cannot be run on these batches. Nothing was charged. Details may tell of rows: curator.error "
@@ -265,7 +265,8 @@ def _pairs(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], curator: 
         return found if mute is None else found.masked_fill(mute.cpu()[:, None], math.nan)
 
     found = []
-    for inputs, labels in batches:
-        rows = Rows(inputs, labels, torch.arange(len(labels), device=inputs.device))
-        found.append((in_place(logits, rows, None, curator), labels.cpu()))
+    with sampling.fresh_randomness():  # what a model draws itself goes by position, and must be nobody's to know
+        for inputs, labels in batches:
+            rows = Rows(inputs, labels, torch.arange(len(labels), device=inputs.device))
+            found.append((in_place(logits, rows, None, curator), labels.cpu()))
     return found

@@ -20,9 +20,11 @@ from torch import Tensor, nn
 from tacit._refusals import Refusal
 from tacit.data import Rows, Table
 from tacit.finetune._predictions import rows_that_fit, to_look_at
-from tacit.finetune._reading import Reader, in_place, likeness
+from tacit.finetune._reading import Reader, in_place, likeness, to
 from tacit.finetune._tasks import outputs_of
+from tacit.gradients import change
 from tacit.models import blocks_of, head_of
+from tacit.privacy import sampling
 
 Layers = Literal["last", "all"]
 LARGE = 2**30  # bytes of features beyond which they are kept in a file
@@ -82,12 +84,14 @@ def extract(backbone: Backbone, records: Table, path: Path | None = None, curato
 
     Formal guarantee: a row that cannot be read, is of another kind than the others, or makes the backbone raise has
     features that are NaN, so that its unit adds zero to every sum; it keeps its place, and nobody else's features
-    depend on it.
+    depend on it. A backbone that draws random numbers is refused: it draws by position, so that somebody more or less
+    would change the features of all behind, and features that are computed again after a kill would be others.
     """
     rows = _EachRow(records)
     like = likeness(rows, training=False, curator=curator)
     device = next(backbone.parameters()).device
     reader = Reader(rows, like, device, curator=curator)
+    _refuse_chance(backbone, to(like, device))
     out: Tensor | None = None
 
     def features(shown: Rows, mute: Tensor | None) -> Tensor:
@@ -103,6 +107,24 @@ def extract(backbone: Backbone, records: Table, path: Path | None = None, curato
     if out is None:
         raise Refusal("There are no rows to extract features from.")
     return out
+
+
+def _refuse_chance(backbone: Backbone, like: Rows) -> None:
+    """Refuse a backbone that says something else of the same made-up rows with other random numbers."""
+    generator = torch.Generator().manual_seed(0)
+
+    def made_up(t: Tensor) -> Tensor:
+        many = t.expand(4, *t.shape[1:])
+        return torch.randn(many.shape, generator=generator).to(t) if t.is_floating_point() else many
+
+    inputs = change(like.inputs, made_up)
+    with torch.no_grad(), sampling.fresh_randomness():
+        first, second = (backbone(change(inputs, Tensor.clone)) for _ in range(2))
+    if not torch.equal(first.nan_to_num(), second.nan_to_num()):
+        raise Refusal(
+            "The model draws random numbers in evaluation mode (a dropout that is never switched off?), so its "
+            "features cannot be cached: train with another scheme, or switch that off."
+        )
 
 
 class _EachRow:

@@ -14,6 +14,7 @@ from tacit.data import Records, Rows
 from tacit.finetune._reading import Reader, in_place, likeness, to
 from tacit.finetune._tasks import Task, outputs_of
 from tacit.gradients import filled, leaves
+from tacit.privacy import sampling
 
 _BYTES = 64 * 2**20  # of inputs at a time
 _TOKENS = 4096  # at a time: a vocabulary of logits each may come out
@@ -86,7 +87,8 @@ def worths(
     """A number per line of what is said of private units, and whose it is, in portions.
 
     Formal guarantee: a unit that cannot be read, or makes model or number raise, has no line, and keeps its place (see
-    `reading`): what is said of everybody else does not depend on it. `like` is what rows look like, found before the
+    `reading`): what is said of everybody else does not depend on it. What a model draws itself is drawn in secret, for
+    it goes by position. `like` is what rows look like, found before the
     charge.
     """
     like = like or likeness(records, training=False)
@@ -99,9 +101,10 @@ def worths(
     sizes: Tensor | None = getattr(records, "sizes", None)
     sizes = None if sizes is None else sizes[everybody]
     found = []
-    for places in to_look_at(sizes, len(everybody), rows_that_fit(like), records.most_rows):
-        rows, mute = reader(everybody[places], None)
-        found.append(in_place(partial(_worth, model, records, task, worth, everybody[places]), rows, mute))
+    with sampling.fresh_randomness():
+        for places in to_look_at(sizes, len(everybody), rows_that_fit(like), records.most_rows):
+            rows, mute = reader(everybody[places], None)
+            found.append(in_place(partial(_worth, model, records, task, worth, everybody[places]), rows, mute))
     return found
 
 

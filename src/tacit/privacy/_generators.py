@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from tacit.privacy._noise import NoiseKey
 from tacit.privacy._receipts import Receipt, upcoming
 
 _WORDS, _FIRST = 624, 24  # of the Mersenne twister in torch's CPU state, and the byte where they begin
@@ -27,7 +28,25 @@ def randomness(receipt: Receipt) -> Iterator[None]:
     again, after a crash, draws the same. Not covered: generators that a model holds itself.
     """
     _, number, key = upcoming(receipt)
-    drawn = key.derived("model", number).uniforms(0, _WORDS + 16).mul(2.0**53).sub(1).long()
+    with _by(key.derived("model", number)):
+        yield
+
+
+@contextmanager
+def fresh_randomness() -> Iterator[None]:
+    """The same for what is computed of private rows without a receipt, and only once: scores, outputs of a model.
+
+    Torch's generator starts from the same number in every process, so what a model draws by position is known to all.
+
+    Formal guarantee: that of ``randomness``, but the generators go by a key that nobody has: nothing comes again.
+    """
+    with _by(NoiseKey()):
+        yield
+
+
+@contextmanager
+def _by(key: NoiseKey) -> Iterator[None]:
+    drawn = key.uniforms(0, _WORDS + 16).mul(2.0**53).sub(1).long()
     words = drawn.bitwise_and(0xFFFFFFFF)
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     apple = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None

@@ -13,7 +13,7 @@ from tacit.privacy import _generators as generators
 from tacit.privacy._receipts import Receipt, ReceiptError, upcoming
 
 _DRAW, _UNIFORMS = 1, 2  # purposes of uniforms
-randomness = generators.randomness
+randomness, fresh_randomness = generators.randomness, generators.fresh_randomness
 
 
 def draw(receipt: Receipt, people: int) -> Tensor:
