@@ -8,7 +8,7 @@ from tacit.privacy._chain import LedgerDamaged
 from tacit.privacy._filters import Mode
 from tacit.privacy._filters import Terms as Terms
 from tacit.privacy._filters import from_units as from_units
-from tacit.privacy._ledger import BudgetExceeded, Ledger
+from tacit.privacy._ledger import Ledger
 from tacit.privacy._noise import NoiseKey as NoiseKey
 from tacit.privacy._plain_words import PlainWords, plain_words, right_guesses
 from tacit.privacy._queries import BoundedSum, GridSum, grid_sum
@@ -22,7 +22,7 @@ from tacit.privacy._storage import connect as connect
 from tacit.privacy._subject import Subject as Subject
 from tacit.privacy._subject import canonical as canonical
 from tacit.privacy._totals import MEMBERSHIP as MEMBERSHIP
-from tacit.privacy._totals import Remaining
+from tacit.privacy._totals import BudgetExceeded, Remaining
 from tacit.privacy.accounting import UnsupportedEvent, guarantee, noise_multiplier
 
 __all__ = [

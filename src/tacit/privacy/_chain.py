@@ -36,6 +36,18 @@ class LedgerDamaged(LedgerError):
     """The ledger is not what was written: a row was edited, removed or added, or an old copy was put back."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One row of the ledger, as it was written."""
+
+    seq: int
+    kind: str
+    subject: str
+    receipt: str | None
+    body: dict[str, Any]
+    hash: str
+
+
 def current(connection: Connection) -> tuple[int, str]:
     """The end of the chain. Every other writer waits from here on (SQLite's transactions already made it)."""
     row = connection.execute(_HEAD).one()
@@ -88,6 +100,27 @@ def _added_up(connection: Connection, name: str) -> Subject:
     for row in connection.execute(_ENTRIES.order_by(storage.entries.c.seq), {"wanted": name}):
         _replay(subjects, charged, row)
     return subjects[name]
+
+
+def entries(connection: Connection, subject: str | None) -> list[Entry]:
+    """Every row, or every row on one subject, oldest first."""
+    query = sa.select(storage.entries).order_by(storage.entries.c.seq)
+    if subject is not None:
+        query = query.where(storage.entries.c.subject == subject)
+    return [
+        Entry(seq=r.seq, kind=r.kind, subject=r.subject, receipt=r.receipt, body=json.loads(r.body), hash=r.hash)
+        for r in connection.execute(query)
+    ]
+
+
+def charge(connection: Connection, receipt_id: str) -> sa.Row[Any]:
+    """The entry that charged a receipt."""
+    table = storage.entries
+    query = sa.select(table).where(table.c.receipt == receipt_id, table.c.kind == "charge")
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        raise LedgerError(f"There is no receipt {receipt_id!r} in this ledger.")
+    return row
 
 
 def made_before(connection: Connection, receipt_id: str) -> int:

@@ -20,52 +20,30 @@ import json
 import os
 import threading
 import uuid
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from tacit.privacy import _chain as chain
+from tacit.privacy import _fork, accounting
 from tacit.privacy import _storage as storage
 from tacit.privacy import _totals as totals
-from tacit.privacy import accounting
 from tacit.privacy._budget import Budget, Guarantee, Neighbours, Unit
+from tacit.privacy._chain import Entry
 from tacit.privacy._filters import Mode, Terms, count, fits, to_units
 from tacit.privacy._noise import NoiseKey
 from tacit.privacy._notebook import ledger_html
-from tacit.privacy._receipts import Receipt, ReceiptError, check_charged
+from tacit.privacy._receipts import Receipt, ReceiptError, check_charged, stated
 from tacit.privacy._storage import LedgerError
 from tacit.privacy._subject import Subject, canonical
-from tacit.privacy._totals import Remaining
+from tacit.privacy._totals import BudgetExceeded, Remaining
 from tacit.privacy.events import DpEvent, StreamDpEvent, check, from_json, leaves, to_json
 
 _SAVE = sa.update(storage.subjects).where(storage.subjects.c.name == sa.bindparam("wanted"))
-
-
-class BudgetExceeded(LedgerError):
-    """The subject cannot afford this; nothing was charged. ``remaining`` is what it can still afford."""
-
-    def __init__(self, message: str, remaining: Remaining | None = None) -> None:
-        super().__init__(message)
-        self.remaining = remaining
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One row of the ledger, as it was written."""
-
-    seq: int
-    kind: str
-    subject: str
-    receipt: str | None
-    body: dict[str, Any]
-    hash: str
 
 
 class Ledger:
@@ -82,7 +60,7 @@ class Ledger:
         self._engine: Engine = storage.connect(url, create=create)
         with storage.plain_errors(url):
             storage.prepare(self._engine, create=create)
-        _ledgers.add(self)
+        _fork.watch(self)
 
     # -- declaring ---------------------------------------------------------------------------------------------------
 
@@ -205,7 +183,7 @@ class Ledger:
             head = chain.append(connection, "charge", name, receipt_id, canonical(body))
             self._save(connection, after)
         key = NoiseKey() if seed is None else NoiseKey((seed, name, after.charges))
-        return _receipt(known, receipt_id, body, head).issued(key)
+        return stated(known, receipt_id, body, head).issued(key)
 
     def settle(self, receipt: Receipt, used: int | None = None) -> None:
         """Return what was reserved and not used: only ``used`` releases of the receipt were made. It is closed then.
@@ -223,7 +201,7 @@ class Ledger:
         with self._transaction() as connection:
             known = self._get(connection, receipt.subject)
             check_charged(receipt)
-            before = json.loads(self._charged(connection, receipt.id).body)["cost"]
+            before = json.loads(chain.charge(connection, receipt.id).body)["cost"]
             last = chain.last_lease(connection, receipt.id)
             if last is not None and last[0] == "settle":
                 raise LedgerError(f"Receipt {receipt.id[:8]} was settled already.")
@@ -252,9 +230,9 @@ class Ledger:
     def receipt(self, receipt_id: str) -> Receipt:
         """A receipt read back from the ledger: it states what was paid for, and releases nothing."""
         with self._transaction() as connection:
-            row = self._charged(connection, receipt_id)
+            row = chain.charge(connection, receipt_id)
             known = self._get(connection, row.subject)
-        return _receipt(known, row.receipt, json.loads(row.body), chain.head_of(row.seq, row.hash))
+        return stated(known, row.receipt, json.loads(row.body), chain.head_of(row.seq, row.hash))
 
     def spent(self, subject: str | Subject, *, promised: bool = False) -> Guarantee:
         """What was spent on one subject so far; ``promised``: its cap, for what stops or chooses by releases."""
@@ -280,15 +258,7 @@ class Ledger:
     def entries(self, subject: str | None = None) -> list[Entry]:
         """Every row, oldest first."""
         with self._transaction() as connection:
-            query = sa.select(storage.entries).order_by(storage.entries.c.seq)
-            if subject is not None:
-                query = query.where(storage.entries.c.subject == subject)
-            return [
-                Entry(
-                    seq=r.seq, kind=r.kind, subject=r.subject, receipt=r.receipt, body=json.loads(r.body), hash=r.hash
-                )
-                for r in connection.execute(query)
-            ]
+            return chain.entries(connection, subject)
 
     @property
     def head(self) -> str:
@@ -348,56 +318,5 @@ class Ledger:
         with self._transaction() as connection:
             return self._get(connection, str(getattr(subject, "name", subject)))
 
-    def _charged(self, connection: Connection, receipt_id: str) -> sa.Row[Any]:
-        table = storage.entries
-        query = sa.select(table).where(table.c.receipt == receipt_id, table.c.kind == "charge")
-        row = connection.execute(query).one_or_none()
-        if row is None:
-            raise LedgerError(f"There is no receipt {receipt_id!r} in this ledger.")
-        return row
-
     def _save(self, connection: Connection, subject: Subject) -> None:
         connection.execute(_SAVE, {"wanted": subject.name, "state": subject.state_json})
-
-
-def _receipt(subject: Subject, receipt_id: str, body: dict[str, Any], head: str) -> Receipt:
-    return Receipt(
-        id=receipt_id,
-        subject=subject.name,
-        event=from_json(body["event"]),
-        stage=body["stage"],
-        note=body["note"],
-        neighbours=subject.terms.neighbours,
-        unit=subject.terms.unit,
-        mode=subject.terms.mode.value,
-        head=head,
-        bound=body["bound"],
-        seeded=body["seeded"],
-    )
-
-
-_ledgers: weakref.WeakSet[Ledger] = weakref.WeakSet()
-_forking: list[Ledger] = []
-_fork_lock = threading.Lock()
-
-
-def _before_fork() -> None:
-    """Let go of every connection, between transactions: SQLite's locks do not survive a fork.
-
-    A child that inherits an open connection believes that it holds the parent's lock on the file, even through a new
-    connection; when the parent then closes its own, the log that the child writes to is deleted, with its charges.
-    """
-    _fork_lock.acquire()
-    _forking.extend(ledger for ledger in _ledgers if ledger.durable)
-    for ledger in _forking:
-        ledger._lock.acquire()
-        ledger._engine.dispose()
-
-
-def _after_fork() -> None:
-    while _forking:
-        _forking.pop()._lock.release()
-    _fork_lock.release()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

@@ -14,13 +14,16 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dp_accounting import dp_event
 
 from tacit.privacy._budget import Neighbours, Unit
 from tacit.privacy._noise import NoiseKey
-from tacit.privacy.events import DpEvent, StreamDpEvent, compose, gaussian_noise, leaves, repeat
+from tacit.privacy.events import DpEvent, StreamDpEvent, compose, from_json, gaussian_noise, leaves, repeat
+
+if TYPE_CHECKING:
+    from tacit.privacy._subject import Subject
 
 
 class ReceiptError(Exception):
@@ -163,6 +166,23 @@ class Receipt:
 
     def __deepcopy__(self, memo: Mapping[int, object]) -> Receipt:
         return self
+
+
+def stated(subject: Subject, receipt_id: str, body: Mapping[str, Any], head: str) -> Receipt:
+    """The receipt of a charge as its entry of the ledger states it; it releases nothing until it is issued."""
+    return Receipt(
+        id=receipt_id,
+        subject=subject.name,
+        event=from_json(body["event"]),
+        stage=body["stage"],
+        note=body["note"],
+        neighbours=subject.terms.neighbours,
+        unit=subject.terms.unit,
+        mode=subject.terms.mode.value,
+        head=head,
+        bound=body["bound"],
+        seeded=body["seeded"],
+    )
 
 
 def released(leaf: DpEvent) -> DpEvent:

@@ -9,6 +9,7 @@ from itertools import islice
 
 from tacit.privacy._budget import Guarantee, Neighbours, Unit, check_delta, epsilon_of, mu_of_pure
 from tacit.privacy._filters import CHOSEN, Mode, from_units, to_units
+from tacit.privacy._storage import LedgerError
 from tacit.privacy._subject import Subject
 
 _MOST_SETS = 1000
@@ -36,6 +37,14 @@ class Remaining:
         return (
             f"one Gaussian release of noise multiplier {self.noise_multiplier:.6g} (epsilon {self.epsilon:.6g} alone)"
         )
+
+
+class BudgetExceeded(LedgerError):
+    """The subject cannot afford this; nothing was charged. ``remaining`` is what it can still afford."""
+
+    def __init__(self, message: str, remaining: Remaining | None = None) -> None:
+        super().__init__(message)
+        self.remaining = remaining
 
 
 def remaining(subject: Subject) -> Remaining:
