@@ -192,6 +192,7 @@ class Engine:
         """
         try:
             self.validate(batch)
+            return
         except OF_THE_MACHINE:
             raise
         except Exception:
@@ -199,11 +200,8 @@ class Engine:
                 raising = raising_rows(self._loss, batch, grouped)
             if not bool(raising.any()) or bool(raising.all()):
                 raise
-            kept = torch.where(
-                raising, torch.nonzero(~raising)[0, 0], torch.arange(grouped.rows, device=raising.device)
-            )
-        else:
-            return
+            places = torch.arange(len(raising), device=raising.device)
+            kept = torch.where(raising, places[~raising][0], places)
         self.validate(rows_of(batch, kept, grouped.rows))
 
     def _watch(self, batch: Any, units: Units) -> tuple[Recorder, Tensor]:
