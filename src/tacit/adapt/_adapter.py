@@ -149,6 +149,15 @@ class Adapter:
                 self._restore()
             return logits
 
+    def start(self, images: Tensor) -> None:
+        """Check the model on a blank row like these and charge for the stream, before its first batch is there.
+
+        A checkpoint that is saved after this and before the first batch leaves nothing to lose to a kill.
+        """
+        self._check(images, [0] * len(images))
+        if self._kind is None:
+            self._prepare(torch.zeros_like(images[:1]))
+
     def reset(self) -> None:
         """Back to the source model, with nothing remembered and a new noise block. Who took part is not forgotten."""
         self._restore()

@@ -1,10 +1,9 @@
 """Honest confidences from many private sources: noisy statistics, a search, and a calibrated classifier."""
 
-from tacit.calibrate._answers import Refused
+from tacit.calibrate._answers import Refused, reopen
 from tacit.calibrate._calibrated import Calibrated, Result
 from tacit.calibrate._calibrator import Calibrator, Plan
-from tacit.calibrate._files import read_outputs
-from tacit.calibrate._files import read_unit_ids as read_unit_ids
+from tacit.calibrate._files import read_outputs, read_unit_ids
 from tacit.calibrate._measures import Reliability, adaptive_ece, brier, classwise_ece, ece, nll, reliability
 from tacit.calibrate._methods import (
     ECET,
@@ -73,7 +72,9 @@ __all__ = [
     "forecast",
     "nll",
     "read_outputs",
+    "read_unit_ids",
     "reference",
     "reliability",
+    "reopen",
     "simulate",
 ]

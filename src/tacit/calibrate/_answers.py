@@ -68,6 +68,10 @@ class AnswerBook(ABC):
         """Nothing was charged: forget that it was asked."""
 
     @abstractmethod
+    def reopen(self, subject: str) -> None:
+        """Forget the questions that were begun and have no answer."""
+
+    @abstractmethod
     def finish(self, subject: str, query: Query, answer: Answer) -> None:
         """Keep the answer, durably; only then may it leave."""
 
@@ -87,6 +91,10 @@ class _InMemory(AnswerBook):
 
     def abandon(self, subject: str, query: Query) -> None:
         self._kept.pop((subject, query.id), None)
+
+    def reopen(self, subject: str) -> None:
+        for key in [key for key, (_, answer) in self._kept.items() if key[0] == subject and answer is None]:
+            del self._kept[key]
 
     def finish(self, subject: str, query: Query, answer: Answer) -> None:
         self._kept[subject, query.id] = (query.text, json.dumps(answer.to_json()))
@@ -118,6 +126,10 @@ class _InDatabase(AnswerBook):
             wanted = (_table.c.subject == subject, _table.c.id == query.id, _table.c.answer.is_(None))
             connection.execute(sa.delete(_table).where(*wanted))
 
+    def reopen(self, subject: str) -> None:
+        with self._transaction() as connection:
+            connection.execute(sa.delete(_table).where(_table.c.subject == subject, _table.c.answer.is_(None)))
+
     def finish(self, subject: str, query: Query, answer: Answer) -> None:
         with self._transaction() as connection:
             wanted = (_table.c.subject == subject, _table.c.id == query.id)
@@ -144,3 +156,13 @@ def book_of(ledger: Ledger) -> AnswerBook:
         if ledger.durable:
             return _InDatabase(ledger.url)
         return _in_memory.setdefault(ledger, _InMemory())
+
+
+def reopen(ledger: Ledger, subject: str) -> None:
+    """Let the questions of a subject be asked again that a killed process had begun and not answered.
+
+    Formal guarantee: an answer is kept before it leaves, so one that was not kept has reached nobody. The caller knows
+    that the process which began them is gone, and pays for them again or adopts what it had charged
+    (`privacy.replay.adopt`).
+    """
+    book_of(ledger).reopen(subject)

@@ -4,10 +4,12 @@ from tacit.data import _published as published
 from tacit.data import shifts, streams
 from tacit.data._arrays import read_images
 from tacit.data._chexpert import chexpert
+from tacit.data._csv_files import read_columns, read_labels
 from tacit.data._fashion_mnist import Split, fashion_mnist
 from tacit.data._grouped import Groupable as Groupable
 from tacit.data._grouped import Grouped
 from tacit.data._grouped import distinct as distinct
+from tacit.data._image_files import ImageFiles, ImageShape
 from tacit.data._published import cifar_c, imagenet_c, imagenet_r
 from tacit.data._records import Records
 from tacit.data._records import Rows as Rows
@@ -22,6 +24,8 @@ from tacit.data.streams import Batch, Stream
 __all__ = [
     "Batch",
     "Grouped",
+    "ImageFiles",
+    "ImageShape",
     "Records",
     "Split",
     "Stream",
@@ -35,7 +39,9 @@ __all__ = [
     "imagenet_c",
     "imagenet_r",
     "published",
+    "read_columns",
     "read_images",
+    "read_labels",
     "shifts",
     "sst2",
     "streams",

@@ -141,10 +141,10 @@ def last_lease(connection: Connection, receipt_id: str) -> tuple[str, dict[str, 
 
 
 def kept_key(connection: Connection, receipt_id: str) -> str | None:
-    """The digest of the key that was kept for replaying a receipt's releases, if one was."""
+    """The digest of the key that was kept for replaying a receipt's releases, if one was: the last one."""
     table = storage.entries
     query = sa.select(table.c.body).where(table.c.receipt == receipt_id, table.c.kind == "kept")
-    body = connection.execute(query.order_by(table.c.seq).limit(1)).scalar_one_or_none()
+    body = connection.execute(query.order_by(table.c.seq.desc()).limit(1)).scalar_one_or_none()
     return None if body is None else str(json.loads(body)["key"])
 
 

@@ -19,6 +19,7 @@ import difflib
 import hashlib
 import json
 import math
+import re
 import tomllib
 import types
 import typing
@@ -50,6 +51,17 @@ def read(path: Path | str, kinds: Mapping[str, type]) -> tuple[str, Any]:
         raise RecipeError(f"{path}: {problem}") from None
 
 
+def read_as(path: Path | str, cls: type) -> Any:
+    """A TOML file as an instance of one dataclass; what is wrong is told with the file and the line."""
+    path = Path(path)
+    table = _parse(path)
+    try:
+        return _build(cls, table, "")
+    except _Problem as problem:
+        line = _line_of(path.read_text("utf-8"), problem.where)
+        raise RecipeError(f"{path}{f', line {line}' if line else ''}: {problem}") from None
+
+
 def kind_of(path: Path | str, kinds: Collection[str]) -> str:
     """The kind of a recipe, one of ``kinds``; nothing else of it is read."""
     return _kind(Path(path), _parse(Path(path)), kinds)
@@ -74,6 +86,10 @@ def plain(config: Any) -> Any:
 
 class _Problem(Exception):
     """What is wrong, and at which key; ``read`` adds the file."""
+
+    def __init__(self, text: str, where: str = "") -> None:
+        super().__init__(text)
+        self.where = where
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -105,18 +121,18 @@ def _build(cls: type, table: dict[str, Any], where: str) -> Any:
     known: dict[str, Field[Any]] = {f.name: f for f in fields(cls) if f.init}
     for key in table:
         if key not in known:
-            raise _Problem(f"there is no key {key!r}{_in(where)}{nearest(key, known, 'keys')}")
+            raise _Problem(f"there is no key {key!r}{_in(where)}{nearest(key, known, 'keys')}", _join(where, key))
     hints = typing.get_type_hints(cls)
     given = {key: _value(hints[key], value, _join(where, key)) for key, value in table.items()}
     for key, one in known.items():
         if key not in given and one.default is MISSING and one.default_factory is MISSING:
-            raise _Problem(f"the key {key!r} is missing{_in(where)}: it is {_words(hints[key])}.")
+            raise _Problem(f"the key {key!r} is missing{_in(where)}: it is {_words(hints[key])}.", where)
     try:
         return cls(**given)
     except ValueError as error:
         blamed = _blame(cls, given, known)
         place = _join(where, blamed) if blamed else where or "the recipe as a whole"
-        raise _Problem(f"{place} cannot be so: {error}") from None
+        raise _Problem(f"{place} cannot be so: {error}", _join(where, blamed) if blamed else where) from None
 
 
 def _blame(cls: type, given: dict[str, Any], known: Mapping[str, Field[Any]]) -> str | None:
@@ -147,7 +163,9 @@ def _value(kind: Any, value: Any, where: str) -> Any:
         same = [choice for choice in arguments if choice == value and type(choice) is type(value)]
         if not same:
             choices = [str(choice) for choice in arguments]
-            raise _Problem(f"{where} = {_shown(value)} is none of its values{nearest(str(value), choices, 'values')}")
+            raise _Problem(
+                f"{where} = {_shown(value)} is none of its values{nearest(str(value), choices, 'values')}", where
+            )
         return same[0]
     if origin in (tuple, list):
         return _sequence(kind, origin, arguments, value, where)
@@ -168,12 +186,14 @@ def _scalar(kind: Any, value: Any, where: str) -> Any:
         choices = [str(member.value) for member in kind]
         found = next((member for member in kind if member.value == value), None)
         if found is None:
-            raise _Problem(f"{where} = {_shown(value)} is none of its values{nearest(str(value), choices, 'values')}")
+            raise _Problem(
+                f"{where} = {_shown(value)} is none of its values{nearest(str(value), choices, 'values')}", where
+            )
         return found
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if kind is float and number:
         if math.isnan(value):
-            raise _Problem(f"{where} = nan is no number.")
+            raise _Problem(f"{where} = nan is no number.", where)
         return float(value)
     if kind is int and number and isinstance(value, int):
         return value
@@ -183,7 +203,7 @@ def _scalar(kind: Any, value: Any, where: str) -> Any:
         try:
             return kind(value)
         except ValueError as error:
-            raise _Problem(f"{where} cannot be so: {error}") from None
+            raise _Problem(f"{where} cannot be so: {error}", where) from None
     raise _wrong(kind, value, where)
 
 
@@ -193,7 +213,7 @@ def _sequence(kind: Any, origin: Any, arguments: tuple[Any, ...], value: Any, wh
     open_ended = origin is list or (len(arguments) == 2 and arguments[1] is Ellipsis)
     kinds = [arguments[0]] * len(value) if open_ended else list(arguments)
     if len(kinds) != len(value):
-        raise _Problem(f"{where} has {len(value)} entries and needs {len(kinds)}.")
+        raise _Problem(f"{where} has {len(value)} entries and needs {len(kinds)}.", where)
     items = enumerate(zip(kinds, value, strict=True), 1)
     return origin(_value(one, item, f"{where} #{number}") for number, (one, item) in items)
 
@@ -202,6 +222,14 @@ def _one_of(kind: Any, options: tuple[Any, ...], value: Any, where: str) -> Any:
     """The first option that takes the value; a table goes to the dataclass that knows most of its keys."""
     if isinstance(value, dict):
         tables = [option for option in options if isinstance(option, type) and is_dataclass(option)]
+        named = {name: option for option in tables for name in _names(option)}
+        if named and "kind" in value:  # the table says which it is
+            if value["kind"] not in named:
+                kind = str(value["kind"])
+                raise _Problem(f"{where}: there is no kind {kind!r}{nearest(kind, named, 'kinds')}", f"{where}.kind")
+            return _build(named[value["kind"]], value, where)
+        if named:
+            raise _Problem(f"{where} says what it is: add kind = {_either(named)}.", where)
         if tables:
             best = max(tables, key=lambda cls: len({f.name for f in fields(cls)} & set(value)))
             return _build(best, value, where)
@@ -219,11 +247,38 @@ def _one_of(kind: Any, options: tuple[Any, ...], value: Any, where: str) -> Any:
     raise _wrong(kind, value, where)
 
 
+def _names(cls: type) -> tuple[str, ...]:
+    """The kinds that a dataclass is for: the values of its field `kind`, where it has such a field."""
+    kind = typing.get_type_hints(cls).get("kind")
+    return tuple(map(str, typing.get_args(kind))) if typing.get_origin(kind) is Literal else ()
+
+
+def _line_of(text: str, where: str) -> int | None:
+    """The line of a key, or of its table, in a TOML file; None where it cannot be told."""
+    best: tuple[int, int] | None = None  # how much of the place was found, and in which line
+    table, numbers = "", dict[str, int]()
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := re.match(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]", line):
+            table = re.sub(r"\s*\.\s*", ".", found[2]).replace('"', "")
+            if found[1] == "[[":
+                numbers[table] = numbers.get(table, 0) + 1
+                table = f"{table} #{numbers[table]}"
+            place = table
+        elif found := re.match(r'\s*"?([\w.-]+)"?\s*=', line):
+            place = _join(table, found[1])
+        else:
+            continue
+        inside = where == place or where.startswith((f"{place}.", f"{place} #"))
+        if inside and (best is None or len(place) > best[0]):
+            best = len(place), number
+    return None if best is None else best[1]
+
+
 # -- words ------------------------------------------------------------------------------------------------------------
 
 
 def _wrong(kind: Any, value: Any, where: str) -> _Problem:
-    return _Problem(f"{where} must be {_words(kind)}; got {_shown(value)}.")
+    return _Problem(f"{where} must be {_words(kind)}; got {_shown(value)}.", where)
 
 
 def _words(kind: Any) -> str:

@@ -71,6 +71,27 @@ def resume(ledger: Ledger, receipt_id: str, secret: str, used: int) -> tuple[Rec
     return receipt, made
 
 
+def adopt(ledger: Ledger, receipt_id: str) -> Receipt:
+    """A charge whose process ended before anything left it, live here with a fresh key; nothing is charged.
+
+    Refused if the chain says that a release of it was ever given away, or that it was settled.
+
+    Formal guarantee: rests on the caller, who knows that the earlier process is gone and that whatever it drew on this
+    receipt never left it: no value was returned, written or shown (a receipt that was leased or saved is refused). Then
+    what leaves is one set of releases, with noise that is independent of the one that was lost.
+    """
+    told = ledger.receipt(receipt_id)
+    holder = secrets.token_hex(8)
+    with ledger._transaction() as connection:
+        if given(connection, receipt_id):
+            raise ReceiptError(f"Releases of receipt {receipt_id[:8]} were given away: it cannot be adopted.")
+        note(connection, "resumed", told, {"upto": 0, "holder": holder, "exact": False})
+    _overtake(receipt_id)
+    receipt = told.issued(NoiseKey((told.id, holder)) if told.seeded else NoiseKey())
+    receipt._use["holder"] = holder
+    return receipt
+
+
 def _overtake(receipt_id: str) -> None:
     """Take the rest of its lease from whoever held the receipt in this process: two would draw the same noise."""
     old = _holders.get(receipt_id)

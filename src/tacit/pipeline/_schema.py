@@ -1,0 +1,368 @@
+"""What a pipeline recipe may say: frozen dataclasses, read from TOML by `tacit.recipes`.
+
+    [model]                       which model
+    [data]                        the private, labelled data
+    [budget]                      what may be spent on one unit, over all stages
+    [pretrain] [tune] [finetune]  the stages, any of them, in this order
+    [adapt] [calibrate] [audit]
+
+Paths are relative to the recipe's own folder. A stage that touches private data has `epsilon` (what it may spend) or
+`share` (of the budget), or gets an equal part of what the others leave.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tacit.privacy import Budget as Total
+from tacit.privacy import Neighbours, Unit
+
+Classes = int | tuple[str, ...]
+
+
+def _positive(**numbers: float | None) -> None:
+    for name, value in numbers.items():
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{name} must be above 0; got {value:g}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """`timm:NAME`, `transformers:NAME_OR_FOLDER`, `small:NAME`, `embedded`, `module:function`, or a folder or file."""
+
+    name: str
+    weights: Path | None = None  # a file of weights for a timm or own model
+    pretrained: bool = True  # timm: with its published weights (from the local cache, or the network)
+    pooling: Literal["model", "mean"] = "model"  # transformers, texts: the model's own classifier, or a mean and a head
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images:
+    """A folder of images and a CSV file that names them."""
+
+    kind: Literal["images"]
+    folder: Path
+    table: Path
+    file: str = "file"  # columns of the table
+    label: str = "label"
+    unit_ids: str | None = None
+    source: str | None = None
+    classes: Classes = 2
+    size: tuple[int, int] | int | None = None  # by default what the model's configuration says, as the next four
+    channels: Literal[1, 3] | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    crop: float | None = None
+
+    def __post_init__(self) -> None:
+        check_classes(self.classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Video:
+    """Video files: a folder per class, the split files of UCF-101 or HMDB-51, or a CSV file that names them."""
+
+    kind: Literal["video"]
+    folder: Path
+    layout: Literal["folder", "ucf101", "hmdb51", "table"] = "folder"
+    split: Path | None = None  # a split file (ucf101), a folder of them (hmdb51)
+    table: Path | None = None
+    file: str = "file"  # columns of the table
+    label: str = "label"
+    unit_ids: str | None = None
+    source: str | None = None
+    classes: Classes = 2
+    clips: int = 8
+    frames: int = 8
+    stride: int = 2
+    size: int | None = None
+    colour: bool = True
+
+    def __post_init__(self) -> None:
+        check_classes(self.classes)
+        if self.layout in ("ucf101", "hmdb51") and self.split is None:
+            raise ValueError(f"the layout {self.layout} needs split, its split file or the folder of these.")
+        if self.layout == "table" and self.table is None:
+            raise ValueError("the layout table needs table, a CSV file.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """A CSV file of texts."""
+
+    kind: Literal["text"]
+    table: Path
+    text: str = "text"  # columns of the table
+    label: str = "label"
+    unit_ids: str | None = None
+    source: str | None = None
+    classes: Classes = 2
+    max_length: int = 128
+
+    def __post_init__(self) -> None:
+        check_classes(self.classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """A classifier's outputs on disk (.npz, .npy, .safetensors, .csv), one file per source; for [calibrate] alone."""
+
+    kind: Literal["outputs"]
+    folder: Path  # holds SOURCE.npz (or .npy, .safetensors, .csv)
+    form: Literal["logits", "probs"] = "logits"
+    unit_ids: str | None = None  # the array or column that says whose each row is
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedded:
+    """The Fashion-MNIST images that come with the package; for demonstrations and tests."""
+
+    kind: Literal["embedded"]
+    split: Literal["train", "test", "seen", "unseen"] = "unseen"
+    start: int = 0
+    stop: int | None = None
+    shift: str | None = None  # of tacit.data.shifts
+    severity: int = 3
+    sources: int = 1  # dealt to so many sources in turn
+    relabel: tuple[int, ...] | None = None  # the new label of each of the ten classes; -1: left out
+
+    @property
+    def unit_ids(self) -> None:
+        """Every image is somebody else's."""
+
+    @property
+    def classes(self) -> int:
+        return 10 if self.relabel is None else max(self.relabel) + 1
+
+
+Data = Images | Video | Texts | Embedded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What may be spent on one unit by all stages together, and where it is written down."""
+
+    epsilon: float
+    delta: float
+    unit: str = "sample"
+    neighbours: Neighbours = Neighbours.ZERO_OUT
+    size: int | None = None  # the public number of units in [data]
+    ledger: Path = Path("ledger.db")
+
+    def __post_init__(self) -> None:
+        Total(self.epsilon, self.delta)
+        Unit(self.unit)
+        if not math.isfinite(self.epsilon) or self.epsilon <= 0 or self.delta == 0:
+            raise ValueError("a pipeline needs an epsilon that is finite and above 0, and a delta above 0.")
+        _positive(size=self.size)
+
+    @property
+    def total(self) -> Total:
+        return Total(self.epsilon, self.delta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spending:
+    """What a stage may spend: `epsilon` at the budget's delta, or `share`, a part of the budget."""
+
+    epsilon: float | None = None
+    share: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None and self.share is not None:
+            raise ValueError("a stage has epsilon or share, not both.")
+        _positive(epsilon=self.epsilon)
+        if self.share is not None and not 0 < self.share <= 1:
+            raise ValueError(f"share is a part of the budget, above 0 and at most 1; got {self.share:g}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrain:
+    """Public training; charges nothing, and `public = true` says that its data needs no protection."""
+
+    data: Images | Embedded
+    public: bool
+    method: Literal["standard", "sam", "amp", "dpadapter"] = "standard"
+    epochs: int = 10
+    steps: int | None = None
+    batch: int = 50
+    rule: Literal["sgd", "adamw"] = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    decay: Literal["constant", "steps", "cosine", "onecycle"] = "steps"
+    radius: float = 2.0
+    perturb_batch: int = 5000
+    perturb_lr: float = 1.0
+    seed: int = 0
+    every: int = 500
+
+    def __post_init__(self) -> None:
+        if not self.public:
+            raise ValueError("pretraining protects nobody: its data must be public = true, or fine-tuned on instead.")
+        _positive(epochs=self.epochs, steps=self.steps, batch=self.batch, lr=self.lr, every=self.every)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tune(Spending):
+    """A search for lr and steps by linear scaling; its last run is the fine-tuning, as [finetune] says otherwise."""
+
+    lr: tuple[float, float]
+    steps: tuple[int, int]
+    trials: int = 3
+    draw_seed: int = 0  # of which points are tried: public
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, (low, high) in (("lr", self.lr), ("steps", self.steps)):
+            if not 0 < low <= high:
+                raise ValueError(f"{name} goes from a number above 0 up to a larger one; got {low:g}, {high:g}.")
+        _positive(trials=self.trials)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetune(Spending):
+    """Private fine-tuning on [data]: the arguments of `finetune.fit`."""
+
+    scheme: str = "selective"
+    optimizer: Literal["dpgd", "dpsgd", "adpclip", "dpzo"] = "dpgd"
+    steps: int = 30
+    batch: int | None = None  # expected size of a Poisson batch; for all but dpgd
+    lr: float = 0.5
+    momentum: float = 0.9
+    clip: float = 1.0
+    rule: Literal["sgd", "adam", "adamw"] = "sgd"
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    head: Literal["new", "keep"] = "new"
+    bias: bool = True
+    rows_each: int | None = None
+    augment: int | None = None
+    microbatch: int | None = None
+    every: int = 10  # a checkpoint each so many steps
+    evaluate: Data | None = None  # data to score the model on, exactly: public
+    evaluate_public: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _positive(
+            steps=self.steps, batch=self.batch, lr=self.lr, clip=self.clip, every=self.every, rows_each=self.rows_each
+        )
+        if (self.batch is None) != (self.optimizer == "dpgd"):
+            need = "every unit takes part in every step of dpgd: leave batch out."
+            raise ValueError(need if self.batch else f"{self.optimizer} needs batch, the expected size of a batch.")
+        if (self.evaluate is not None) != self.evaluate_public:
+            raise ValueError("evaluate is scored without noise: say evaluate_public = true if that data is public.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapt(Spending):
+    """Private test-time adaptation to an unlabelled stream: the rows of `data`, in the order of its table."""
+
+    data: Images | Embedded
+    method: Literal["tent", "eata", "sar", "deyo", "come"] = "tent"
+    batch: int = 64
+    lr: float = 0.005
+    momentum: float = 0.9
+    clip: float = 1.0
+    scheme: str = "norms"
+    noise: Literal["independent", "correlated"] = "independent"
+    filters: Literal["none", "per-sample"] = "none"
+    contributions: int = 1
+    separation: int = 1
+    every: int = 20  # a checkpoint each so many batches
+    size: int | None = None  # the public number of rows: correlated noise needs it
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _positive(batch=self.batch, lr=self.lr, clip=self.clip, contributions=self.contributions, every=self.every)
+        if self.noise == "correlated" and self.size is None:
+            raise ValueError("correlated noise needs size, the public number of rows of the stream.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibrate(Spending):
+    """Recalibration from several private sources; a unit is in one source only."""
+
+    data: Images | Texts | Embedded | Outputs
+    sources: tuple[str, ...]
+    method: Literal["signed-gap", "acc-t", "nll-t", "ece-t", "histogram"] = "signed-gap"
+    cautious: bool = True
+    sizes: tuple[int, ...] | None = None  # the public numbers of units of the sources
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.sources or len(set(self.sources)) < len(self.sources):
+            raise ValueError("sources are one or more different names.")
+        if self.sizes is not None and len(self.sizes) != len(self.sources):
+            raise ValueError("sizes has one number for each of the sources.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """An attack on the fine-tuning with made-up people; charges nothing, for it never looks at private rows."""
+
+    canaries: int = 100
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        _positive(canaries=self.canaries)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """A whole recipe."""
+
+    budget: Budget
+    title: str = ""
+    model: Model | None = None
+    data: Data | None = None
+    pretrain: Pretrain | None = None
+    tune: Tune | None = None
+    finetune: Finetune | None = None
+    adapt: Adapt | None = None
+    calibrate: Calibrate | None = None
+    audit: Audit | None = None
+    home: Path = field(default=Path(), init=False, compare=False)  # where paths begin
+
+    def __post_init__(self) -> None:
+        if self.tune is None and self.finetune is None and self.adapt is None and self.calibrate is None:
+            raise ValueError("a pipeline has at least one of [tune], [finetune], [adapt] and [calibrate].")
+        if self.tune is not None and self.finetune is None:
+            raise ValueError("[tune] searches for what [finetune] trains with: add [finetune].")
+        if self.finetune is not None and self.data is None:
+            raise ValueError("[finetune] needs [data], the private data to train on.")
+        if self.tune is not None and self.finetune is not None:
+            self._check_search(self.finetune)
+        alone = self.calibrate is not None and isinstance(self.calibrate.data, Outputs)
+        if self.model is None and not (alone and self.finetune is None and self.adapt is None):
+            raise ValueError("[model] is missing: name the model.")
+        if alone and self.model is not None:
+            raise ValueError("[calibrate] takes outputs from disk, so that no [model] is asked: leave one of them out.")
+        if self.adapt is not None and self.budget.neighbours is Neighbours.ADD_REMOVE:
+            raise ValueError('[adapt] needs neighbours = "zero-out" or "replace-one": a stream has fixed places.')
+        if self.finetune is not None and self.budget.neighbours is Neighbours.ADD_REMOVE and self.budget.size is None:
+            raise ValueError("under add-remove the number of units is private: say budget.size, the public number.")
+
+    @staticmethod
+    def _check_search(finetune: Finetune) -> None:
+        if finetune.optimizer != "dpgd":
+            raise ValueError("[tune] searches for dpgd: leave finetune.optimizer out, or [tune].")
+        if finetune.epsilon is not None or finetune.share is not None:
+            raise ValueError("[tune] pays for the search and its last run: put epsilon or share there.")
+
+    def path(self, path: Path) -> Path:
+        """A path of the recipe as one that can be opened."""
+        return path if path.is_absolute() else self.home / path
+
+
+def check_classes(classes: Any) -> None:
+    count = classes if isinstance(classes, int) else len(set(classes))
+    if count < 2 or (not isinstance(classes, int) and count < len(classes)):
+        raise ValueError("classes is a number, at least 2, or a list of different names.")
+
+
+def count_of(classes: Classes) -> int:
+    return classes if isinstance(classes, int) else len(classes)

@@ -1,0 +1,126 @@
+"""The search stage: trials are written down as they end, so that a killed search goes on behind the last of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from safetensors.torch import load_file, save
+from torch import nn
+
+from tacit import checkpoints, tune
+from tacit.models import select, with_head
+from tacit.pipeline._folder import Folder
+from tacit.pipeline._optimizers import optimizer_of
+from tacit.pipeline._plan import search_plan
+from tacit.pipeline._schema import Finetune, Tune, count_of
+from tacit.pipeline._stages import Work
+from tacit.privacy import Ledger
+
+_TRIALS, _RESULT, _MODEL = "trials.json", "result.json", "model.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What a search came to: released values only."""
+
+    model: nn.Module
+    lr: float
+    steps: int
+    trials: list[dict[str, Any]]
+    decisions: tuple[str, ...]
+
+
+def run_tune(work: Work, told: Tune, how: Finetune) -> Search:
+    """Linear scaling over [data] and its final run.
+
+    Formal guarantee: that of `tune.linear_scaling`. A trial leaves as its score, which is written down when the trial
+    ends, and then its receipts are closed; of one that a kill interrupted nothing has left, and it starts anew on what
+    was charged for it (`RunLedger`).
+    """
+    done = work.folder.read("tune", _RESULT)
+    outputs = count_of(getattr(work.recipe.data, "classes", 2))
+    if done is not None:
+        return _reloaded(work, how, outputs, done)
+    part, rows = work.parts["tune"], work.loaded["data"]
+    size = work.size or len(rows.records)
+    trainable = tune.Finetuning(
+        work.model,
+        rows.records,
+        size=size,
+        classes=outputs,
+        delta=part.spend.delta,
+        optimiser=partial(_optimizer, how),
+        scheme=how.scheme,
+        head=how.head,
+        bias=how.bias,
+    )
+    found = tune.linear_scaling(
+        trainable,
+        tune.Space(lr=told.lr, steps=told.steps),
+        part.spend,
+        ledger=work.ledger,
+        subject=part.subjects[0],
+        plan=search_plan(work.recipe, told, part, size),
+        unit=work.recipe.budget.unit,
+        neighbours=work.recipe.budget.neighbours,
+        runner=_Written(work.folder, work),
+        draw_seed=told.draw_seed,
+        progress=work.progress,
+    )
+    if found.model is None or found.hyperparameters is None:
+        raise tune.RunFailed("The final run of the search failed and stays charged; there is no model.")
+    point = found.hyperparameters
+    kept = {
+        "lr": point.lr,
+        "steps": point.steps,
+        "trials": list((work.folder.read("tune", _TRIALS) or {}).values()),
+        "decisions": list(found.decisions),
+    }
+    state = {name: value.detach().cpu().contiguous() for name, value in found.model.state_dict().items()}
+    checkpoints.write(work.folder.stage("tune") / _MODEL, save(state))
+    work.folder.write("tune", _RESULT, kept)
+    work.ledger.finish()
+    return Search(model=found.model, **_fields(kept))
+
+
+@dataclass(frozen=True)
+class _Written:
+    """Runs trials one after the other in this process, and not those that are written down."""
+
+    folder: Folder
+    work: Work
+
+    def __call__(self, jobs: Sequence[Any], ledger: Ledger) -> Iterator[tuple[int, tune.Trial, str]]:
+        for number, job in enumerate(jobs):
+            known = self.folder.read("tune", _TRIALS) or {}
+            told, point = known.get(job.note), asdict(job.hyperparameters)
+            if told is not None and told["point"] == point:
+                yield number, _trial(job, told), ""
+                continue
+            trial, wrong = job.run(ledger)
+            known[job.note] = {"point": point, "score": trial.score, "receipt": trial.receipt}
+            self.folder.write("tune", _TRIALS, known)
+            self.work.ledger.finish()
+            yield number, trial, wrong
+
+
+def _trial(job: Any, told: dict[str, Any]) -> tune.Trial:
+    return tune.Trial(hyperparameters=job.hyperparameters, mu=job.mu, score=told["score"], receipt=told["receipt"])
+
+
+def _optimizer(how: Finetune, point: tune.Hyperparameters) -> Any:
+    return optimizer_of(how, steps=point.steps, lr=point.lr)
+
+
+def _reloaded(work: Work, how: Finetune, outputs: int, done: dict[str, Any]) -> Search:
+    model = work.model if how.head == "keep" else with_head(work.model, outputs, bias=how.bias)
+    select(model, how.scheme)
+    model.load_state_dict(load_file(work.folder.stage("tune") / _MODEL))
+    return Search(model=model.eval(), **_fields(done))
+
+
+def _fields(kept: dict[str, Any]) -> dict[str, Any]:
+    return kept | {"decisions": tuple(kept["decisions"])}
