@@ -43,13 +43,13 @@ def make_images(home: Path, table: str = "labels.csv", rows: int = 40, *, seed: 
     (home / "images").mkdir(exist_ok=True)
     with (home / table).open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["file", "label", "patient"] + (["clinic"] if source else []))
+        writer.writerow(["file", "label", "patient", *(["clinic"] if source else [])])
         for row in range(rows):
             name, label = f"{Path(table).stem}-{row}.png", row // 2 % 2
             pixels = rng.integers(0, 100, (10, 12, 3)) + 120 * label
             Image.fromarray(pixels.astype(np.uint8)).save(home / "images" / name)
             clinic = [f"clinic-{'ab'[row // 2 % 4 // 2]}"] if source else []
-            writer.writerow([name, label, f"p{row // 2}"] + clinic)
+            writer.writerow([name, label, f"p{row // 2}", *clinic])
 
 
 @pytest.fixture

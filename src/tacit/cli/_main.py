@@ -13,6 +13,7 @@ from tacit.cli import _calibrate as calibrate
 from tacit.cli import _card as card
 from tacit.cli import _check as check
 from tacit.cli import _demo as demo
+from tacit.cli import _init as init
 from tacit.cli import _ledger as ledger
 from tacit.cli import _noise as noise
 from tacit.cli import _run as run_recipe
@@ -26,7 +27,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("demo")(demo.demo)
-app.command("run", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(run_recipe.run)
+app.command("init")(init.init)
+app.command("run")(run_recipe.run)
 app.command("card")(card.card)
 app.command("calibrate")(calibrate.calibrate)
 app.command("noise")(noise.noise)

@@ -2,6 +2,8 @@
 
 from tacit.pipeline._budget import DoesNotFit
 from tacit.pipeline._plan import Line, Plan, plan
+from tacit.pipeline._report import plan_table
+from tacit.pipeline._report import write as write_report
 from tacit.pipeline._run import Outcome, read, run
 from tacit.pipeline._schema import Pipeline
 from tacit.pipeline._starters import KINDS, starter, write_starter
@@ -14,8 +16,10 @@ __all__ = [
     "Pipeline",
     "Plan",
     "plan",
+    "plan_table",
     "read",
     "run",
     "starter",
+    "write_report",
     "write_starter",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from tacit.pipeline._budget import Part
 from tacit.pipeline._plan import form_of
 from tacit.pipeline._schema import Adapt, Pipeline
 from tacit.pipeline._stages import Work
-from tacit.privacy import Ledger, ReceiptError
+from tacit.privacy import Ledger, ReceiptError, leases
 from tacit.progress import shown
 
 _CHECKPOINT, _MODEL, _DONE = "checkpoint.safetensors", "model.safetensors", "done.json"
@@ -62,10 +61,9 @@ def run_adapt(work: Work, told: Adapt) -> adapt.Adapter:
 
 def _finished(work: Work, adapter: adapt.Adapter, file: Path) -> adapt.Adapter:
     """The adapter as it was when the stream ended."""
-    if adapter.stream is not None:
-        with suppress(ReceiptError):  # closed, unless a kill came before that
-            adapt.resume_adapter(adapter, file)
-            adapt.close_adapter(adapter)
+    if not leases.settled(work.ledger, _facts(file)["receipt"]):  # a kill came before that
+        adapt.resume_adapter(adapter, file)
+        adapt.close_adapter(adapter)
     with torch.no_grad():
         for name, value in load_file(work.folder.stage("adapt") / _MODEL).items():
             adapter.parameters[name].copy_(value)
@@ -97,15 +95,15 @@ def _resumed(adapter: adapt.Adapter, file: Path) -> bool:
     try:
         adapt.resume_adapter(adapter, file)
     except ReceiptError:
-        if _steps(file):
+        if _facts(file)["steps"]:
             raise
         return False
     return True
 
 
-def _steps(file: Path) -> int:
-    """How many batches a checkpoint has behind it."""
-    return int(checkpoints.unpack("adapter", 1, file)[1]["steps"])
+def _facts(file: Path) -> dict[str, Any]:
+    """What a checkpoint says: which receipt paid, and how many batches it has behind it."""
+    return checkpoints.unpack("adapter", 1, file)[1]
 
 
 def rehearse(model: nn.Module, recipe: Pipeline, told: Adapt, part: Part, blank: torch.Tensor) -> None:

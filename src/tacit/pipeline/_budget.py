@@ -87,8 +87,8 @@ def _shares(stages: dict[str, Spending], total: Budget, mode: Mode, order: float
         asked = ", ".join(f"[{name}] {100 * share:.3g}%" for name, share in said.items())
         more = f", which leaves nothing for [{silent[0]}]" if silent and left >= -1e-9 else ""
         raise DoesNotFit(
-            f"The stages do not fit into epsilon {total.epsilon:g}, delta {total.delta:g}: {asked} of it{more}. Nothing "
-            "was charged."
+            f"The stages do not fit into epsilon {total.epsilon:g}, delta {total.delta:g}: {asked} of it{more}. "
+            "Nothing was charged."
         )
     return {name: min(said.get(name, left / max(1, len(silent))), 1.0) for name in stages}
 

@@ -51,9 +51,7 @@ def opened(recipe: Pipeline, out: Path) -> Iterator[Folder]:
     try:
         stages.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise OSError(
-            f"The results cannot go to {out}: a file is in the way. Give another folder with --out."
-        ) from None
+        raise OSError(f"The results cannot go to {out}: a file is in the way. Give another folder.") from None
     with (stages / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,7 +67,7 @@ def opened(recipe: Pipeline, out: Path) -> Iterator[Folder]:
             return
         if known["recipe"] != name:
             raise ValueError(
-                f"{out} holds a run of another recipe (or of this one before it was changed): put the recipe back to go "
-                "on with it, or give another folder with --out."
+                f"{out} holds a run of another recipe (or of this one before it was changed): put the recipe back to "
+                "go on with it, or give another folder with --out."
             )
         yield Folder(out=out, run=known["run"], new=False)

@@ -38,9 +38,8 @@ def build(recipe: Pipeline) -> Built:
     told = recipe.model
     if told is None:
         raise ValueError("This recipe has no [model].")
-    data = next((d for d in (recipe.data, recipe.adapt and recipe.adapt.data) if d is not None), None)
-    if data is None and recipe.calibrate is not None:
-        data = recipe.calibrate.data
+    stages = [stage.data for stage in (recipe.adapt, recipe.calibrate) if stage is not None]
+    data = next((one for one in (recipe.data, *stages) if one is not None), None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         made = _made(recipe, told, texts=isinstance(data, Texts), classes=count_of(getattr(data, "classes", 2)))

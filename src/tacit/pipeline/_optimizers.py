@@ -20,5 +20,5 @@ def optimizer_of(told: Finetune, *, steps: int | None = None, lr: float | None =
     }
     if told.optimizer == "dpgd":
         return finetune.DPGD(**how)
-    make = {"dpsgd": finetune.DPSGD, "adpclip": finetune.AdpClip, "dpzo": finetune.DPZO}[told.optimizer]
+    make: Any = {"dpsgd": finetune.DPSGD, "adpclip": finetune.AdpClip, "dpzo": finetune.DPZO}[told.optimizer]
     return make(batch=told.batch or 1, **how)

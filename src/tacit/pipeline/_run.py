@@ -42,7 +42,9 @@ class Outcome:
     fitted: Fitted | None = None
     tuned: Any = None
     adapter: Adapter | None = None
+    batches: int = 0  # of the stream
     result: Result | None = None
+    tokenizer: Any = field(repr=False, default=None)
 
     @property
     def total(self) -> Guarantee:
@@ -102,6 +104,7 @@ def run(recipe: Pipeline, out: str | Path, *, progress: Progress | bool = False,
         for part in parts.values():
             part.declare(ledger, recipe)
         outcome = Outcome(recipe=recipe, out=Path(out), plan=made, ledger=ledger, shape=str(built.shape or ""))
+        outcome.tokenizer = built.tokenizer
         _stages_in_order(work, outcome)
         outcome.model = work.model
         return outcome
@@ -119,6 +122,7 @@ def _stages_in_order(work: Work, outcome: Outcome) -> None:
         work.model = outcome.fitted.model
     if recipe.adapt is not None:
         outcome.adapter = _adapting.run_adapt(work, recipe.adapt)
+        outcome.batches = -(-len(work.loaded["adapt"]) // recipe.adapt.batch)
     if recipe.calibrate is not None:
         outcome.result = _stages.run_calibrate(work, recipe.calibrate)
 
@@ -168,7 +172,7 @@ def _refuse_spent(ledger: Ledger, folder: Folder, subjects: list[str]) -> None:
         if others:
             raise Refusal(
                 f"Another run has charged the subject {name!r} of {ledger.url.removeprefix('sqlite:///')} already: one "
-                "budget pays for one run. Go on with that run (its folder), or give other data, with a ledger of theirs."
+                "budget pays for one run. Go on with that run (its folder), or give other data a ledger of their own."
             )
 
 
@@ -189,8 +193,6 @@ def rehearse(work: Work) -> None:
         rows = work.loaded["calibrate"]
         one = _data.OneTensor(model, rows)
         blank = torch.stack(list(rows.blank.values()), 1) if isinstance(rows.blank, dict) else rows.blank
-        outputs = one(blank).shape[1]
-        if outputs != count_of(recipe.calibrate.data.classes):
-            raise Refusal(
-                f"The model has {outputs} outputs, and [calibrate] says {count_of(recipe.calibrate.data.classes)} classes."
-            )
+        outputs, wanted = one(blank).shape[1], count_of(recipe.calibrate.data.classes)
+        if outputs != wanted:
+            raise Refusal(f"The model has {outputs} outputs, and [calibrate] says that there are {wanted} classes.")

@@ -116,7 +116,6 @@ def run_calibrate(work: Work, told: Calibrate) -> calibrate.Result:
     sources = sources_of(work, told, part)
     result = calibrator_of(told, part).run(sources, run_id=f"run-{work.folder.run}")
     work.folder.write("calibrate", "result.json", result.to_json())
-    work.ledger.finish()
     return result
 
 

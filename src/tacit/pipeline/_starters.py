@@ -107,8 +107,9 @@ max_length = 128
     + _BUDGET.format(unit="user", pad="               ")
     + _FINETUNE.format(scheme="lora", lr="0.5", unit="user", pad="             ")
     + _MORE,
-    "outputs": """# Outputs of a classifier, recalibrated from several private sources. `tacit run {name} --plan` says what it will
-# charge; `tacit run {name}` runs it, and goes on after a kill. Paths are relative to this file.
+    "outputs": """# Outputs of a classifier, recalibrated from several private sources.
+# `tacit run {name} --plan` says what it will charge; `tacit run {name}` runs it, and goes on after a kill.
+# Paths are relative to this file.
 """
     + _BUDGET.format(unit="patient", pad="            ")
     + """

@@ -1,0 +1,125 @@
+"""What a run leaves in its folder: the model as plain weights, the page, the privacy card and the facts as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tacit import recipes
+from tacit.models import adapters_of, save_weights
+from tacit.pipeline._run import Outcome
+from tacit.report import Cell, Column, Section, Table, write_run
+
+MODEL = "model"
+
+
+def write(outcome: Outcome) -> dict[str, Any]:
+    """Write everything; returns what `run.json` says."""
+    recipe, out = outcome.recipe, outcome.out
+    if recipe.model is not None:
+        form: Any = "state_dict" if adapters_of(outcome.model) else "plain"
+        save_weights(outcome.model, out / MODEL, format=form, tokenizer=outcome.tokenizer)
+        if outcome.result is not None:
+            (out / MODEL / "calibration.json").write_text(json.dumps(outcome.result.to_json(), indent=1) + "\n")
+    title = recipe.title or "A private pipeline"
+    return write_run(
+        out,
+        title=title,
+        lead="Each stage was charged to one ledger before it looked at private data; the total is for somebody who is "
+        "in all of the data.",
+        sections=sections(outcome),
+        ledgers=[outcome.ledger],
+        facts=facts(outcome),
+        assumptions=assumptions(outcome),
+        not_covered=not_covered(outcome),
+        about={"kind": "pipeline", "recipe": recipes.plain(recipe), "fingerprint": recipes.fingerprint(recipe)},
+    )
+
+
+def plan_table(outcome: Outcome) -> Table:
+    """What each stage was allowed to spend."""
+    rows: list[list[Cell]] = [
+        [line.stage, line.data, line.what, line.epsilon, line.share] for line in outcome.plan.lines
+    ]
+    columns = ("stage", "data", "what is released", Column("ε alone", ".4g"), Column("share", ".1%"))
+    note = f"Composed: ε = {outcome.plan.total.epsilon:.4g} at δ = {outcome.plan.total.delta:g}."
+    return Table("The plan", columns, rows, note=note)
+
+
+def sections(outcome: Outcome) -> list[Section]:
+    """One section per stage."""
+    found = [Section("The budget", tables=[plan_table(outcome)])]
+    fitted, tuned, adapter, result = outcome.fitted, outcome.tuned, outcome.adapter, outcome.result
+    if outcome.recipe.pretrain is not None:
+        found.append(Section("Pretraining", "On data declared public: nothing was charged."))
+    if tuned is not None:
+        rows: list[list[Cell]] = [[t["point"]["lr"], t["point"]["steps"], t["score"]] for t in tuned.trials]
+        table = Table("Trials", (Column("lr", ".4g"), "steps", Column("released score", ".3f")), rows)
+        text = f"The final run took lr {tuned.lr:.4g} and {tuned.steps} steps. " + " ".join(tuned.decisions)
+        found.append(Section("Search and fine-tuning", text, tables=[table]))
+    if fitted is not None:
+        text = f"{fitted.trained:,} numbers were trained ({fitted.scheme}) in {fitted.steps} steps, with noise "
+        text += f"{fitted.noise_multiplier:.4g} times the clip."
+        scores = fitted.scores
+        tables = []
+        if scores:
+            cells: list[list[Cell]] = [[name, value] for name, value in scores.items()]
+            tables = [Table("On data declared public, in percent", ("measure", Column("score", ".1f")), cells)]
+        found.append(Section("Fine-tuning", text, tables=tables))
+    if adapter is not None:
+        numbers = sum(p.numel() for p in adapter.parameters.values())
+        text = f"{adapter.method.name} adapted {numbers:,} numbers along a stream; all of it is one charge."
+        found.append(Section("Adaptation", text))
+    if result is not None:
+        found.append(Section("Recalibration", str(result)))
+    return found
+
+
+def facts(outcome: Outcome) -> dict[str, Any]:
+    """Released values and settings, for `run.json`."""
+    found: dict[str, Any] = {"plan": outcome.plan.to_json()}
+    if outcome.shape:
+        found["images"] = outcome.shape
+    if outcome.fitted is not None:
+        fitted = outcome.fitted
+        found["finetune"] = {
+            "scheme": fitted.scheme,
+            "trained": fitted.trained,
+            "steps": fitted.steps,
+            "noise_multiplier": fitted.noise_multiplier,
+            "scores": fitted.scores,
+            "receipt": fitted.receipt,
+        }
+    if outcome.tuned is not None:
+        tuned = outcome.tuned
+        found["tune"] = {"lr": tuned.lr, "steps": tuned.steps, "trials": tuned.trials, "decisions": tuned.decisions}
+    if outcome.adapter is not None:
+        found["adapt"] = {"method": outcome.adapter.method.name, "batches": outcome.batches}
+    if outcome.result is not None:
+        found["calibrate"] = outcome.result.to_json()
+    return found
+
+
+def assumptions(outcome: Outcome) -> list[str]:
+    """What the guarantee rests on."""
+    told = outcome.recipe.budget
+    found = [f"one {told.unit} per person: somebody with several has a guarantee for a group of that size"]
+    if outcome.fitted is not None:
+        found += outcome.fitted.assumptions
+    if outcome.adapter is not None:
+        found += outcome.adapter.assumptions
+    if outcome.recipe.calibrate is not None:
+        found.append(f"no {told.unit} is in two sources of the recalibration: they count as disjoint")
+    return list(dict.fromkeys(found))
+
+
+def not_covered(outcome: Outcome) -> list[str]:
+    """What the guarantee says nothing about."""
+    found = []
+    if outcome.recipe.pretrain is not None:
+        found.append("the data of the pretraining, which is declared public")
+    if outcome.recipe.finetune is not None and outcome.recipe.finetune.evaluate is not None:
+        found.append("the evaluation data, which is declared public")
+    if outcome.adapter is not None:
+        found.append("what a person is told about their own row of the stream, which depends on that row")
+    return found
