@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from tacit import recipes
@@ -16,12 +15,9 @@ MODEL = "model"
 def write(outcome: Outcome) -> dict[str, Any]:
     """Write everything; returns what `run.json` says."""
     recipe, out = outcome.recipe, outcome.out
-    if recipe.model is not None:
-        form: Any = "state_dict" if adapters_of(outcome.model) else "plain"
-        save_weights(outcome.model, out / MODEL, format=form, tokenizer=outcome.tokenizer)
-        if outcome.result is not None:
-            (out / MODEL / "calibration.json").write_text(json.dumps(outcome.result.to_json(), indent=1) + "\n")
     title = recipe.title or "A private pipeline"
+    if recipe.model is not None:
+        _save(outcome, title)
     return write_run(
         out,
         title=title,
@@ -34,6 +30,26 @@ def write(outcome: Outcome) -> dict[str, Any]:
         not_covered=not_covered(outcome),
         about={"kind": "pipeline", "recipe": recipes.plain(recipe), "fingerprint": recipes.fingerprint(recipe)},
     )
+
+
+def _save(outcome: Outcome, title: str) -> None:
+    """The model as the last stage left it, by that stage's own function; the temperature is folded into its head."""
+    folder, form = outcome.out / MODEL, "state_dict" if adapters_of(outcome.model) else "plain"
+    fitted, adapter, result = outcome.fitted, outcome.adapter, outcome.result
+    if result is not None:
+        calibrated = result.wrap(outcome.model)
+        try:
+            calibrated.save(folder, merge=result.confidences is None, inputs=outcome.blank, title=title)
+        except ValueError:  # of a model whose logits are not its head's output: the temperature goes beside it
+            calibrated.save(folder, merge=False, title=title)
+        if outcome.tokenizer is not None:
+            outcome.tokenizer.save_pretrained(folder)
+    elif adapter is not None:
+        adapter.save_model(folder, format=form, title=title)
+    elif fitted is not None:
+        fitted.save(folder, format=form, tokenizer=outcome.tokenizer, title=title)
+    else:
+        save_weights(outcome.model, folder, format=form, tokenizer=outcome.tokenizer)
 
 
 def plan_table(outcome: Outcome) -> Table:

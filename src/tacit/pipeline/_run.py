@@ -45,6 +45,7 @@ class Outcome:
     batches: int = 0  # of the stream
     result: Result | None = None
     tokenizer: Any = field(repr=False, default=None)
+    blank: Any = field(repr=False, default=None)  # made-up rows that the model takes
 
     @property
     def total(self) -> Guarantee:
@@ -105,6 +106,7 @@ def run(recipe: Pipeline, out: str | Path, *, progress: Progress | bool = False,
             part.declare(ledger, recipe)
         outcome = Outcome(recipe=recipe, out=Path(out), plan=made, ledger=ledger, shape=str(built.shape or ""))
         outcome.tokenizer = built.tokenizer
+        outcome.blank = next((rows.blank for rows in loaded.values() if rows.blank is not None), None)
         _stages_in_order(work, outcome)
         outcome.model = work.model
         return outcome
