@@ -26,6 +26,7 @@ from tacit.privacy.leases import Secret
 
 VERSION = 1
 _MEMORY = "memory.last."
+_WHO = "attendance"  # the ending of the file that tells who took part: those of earlier versions have it
 
 
 def save_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | None = None) -> None:
@@ -38,7 +39,7 @@ def save_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | No
     if stream is not None and stream.stream is not None:
         folder = checkpoints.private_folder(stream.account.ledger, private)
         leases.check_holder(stream.account.ledger, stream.stream.receipt)
-        adapter.participation.keep_at(folder / f"tacit-{stream.stream.receipt.id}.attendance")
+        adapter.participation.keep_at(folder / f"tacit-{stream.stream.receipt.id}.{_WHO}")
         secret = leases.secret_of(stream.stream)
         checkpoints.write(folder / f"tacit-{secret.receipt}.secret", _pack_secret(secret), 0o600)
     checkpoints.write(Path(path), _pack(adapter, secret))
@@ -79,7 +80,7 @@ def close_adapter(adapter: Adapter, *, private: str | Path | None = None) -> Non
     ledger.settle(receipt)
     if ledger.durable:
         folder = checkpoints.private_folder(ledger, private)
-        for ending in ("secret", "participation"):
+        for ending in ("secret", _WHO):
             (folder / f"tacit-{receipt.id}.{ending}").unlink(missing_ok=True)
 
 
@@ -87,7 +88,7 @@ def _resume(adapter: Adapter, stream: NoisyStream, facts: dict[str, Any], privat
     ledger, receipt_id = stream.account.ledger, facts["receipt"]
     folder = checkpoints.private_folder(ledger, private)
     stream.refuse_stranger(ledger.receipt(receipt_id))
-    participation, file = (folder / f"tacit-{receipt_id}.{kind}" for kind in ("participation", "secret"))
+    participation, file = (folder / f"tacit-{receipt_id}.{kind}" for kind in (_WHO, "secret"))
     if facts["units"] and not participation.exists():
         raise ValueError(f"Who took part is not in {participation}: say where it is with private=.")
     adapter.participation.resume(participation)
