@@ -48,15 +48,9 @@ def test_imports_go_one_way(file: Path) -> None:
     for other in imports(file) - {room}:
         if not (SOURCE / other).exists():
             continue  # a name of the package itself, such as __version__
-<<<<<<< HEAD
         if other in {"recipes", "progress"}:
             continue  # how runs are described and shown: no private values
         assert other not in {"cli", "report"} or room in SHOWN, f"{room} imports {other}"
-=======
-        # what a result is saved with includes its card: `_saving` stands between the stages and `report`
-        known = {"cli", "report", "__main__", "_saving", "pipeline"}
-        assert other not in {"cli", "report"} or room in known, f"{room} imports {other}"
->>>>>>> c17fbd0 (Pipelines: search, report and commands init and run)
         assert allowed is None or other in allowed, f"{room} imports {other}"
 
 

@@ -12,7 +12,20 @@ from tacit._deprecation import MovedModules
 from tacit._moved import MOVED
 
 if TYPE_CHECKING:
-    from tacit import adapt, audit, calibrate, data, finetune, gradients, models, pretrain, privacy, report, tune
+    from tacit import (
+        adapt,
+        audit,
+        calibrate,
+        data,
+        finetune,
+        gradients,
+        models,
+        pipeline,
+        pretrain,
+        privacy,
+        report,
+        tune,
+    )
     from tacit.gradients import Engine, clipped_sum
     from tacit.privacy import Budget, BudgetExceeded, Guarantee, Ledger, Neighbours, Receipt, Unit
 
@@ -23,7 +36,20 @@ _NAMES = {
     **dict.fromkeys(("Engine", "clipped_sum"), "gradients"),
 }
 _PACKAGES = frozenset(
-    ("adapt", "audit", "calibrate", "data", "finetune", "gradients", "models", "pretrain", "privacy", "report", "tune")
+    (
+        "adapt",
+        "audit",
+        "calibrate",
+        "data",
+        "finetune",
+        "gradients",
+        "models",
+        "pipeline",
+        "pretrain",
+        "privacy",
+        "report",
+        "tune",
+    )
 )
 
 __all__ = [
@@ -44,6 +70,7 @@ __all__ = [
     "finetune",
     "gradients",
     "models",
+    "pipeline",
     "pretrain",
     "privacy",
     "report",

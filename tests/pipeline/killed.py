@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tacit import checkpoints, pipeline
+from tacit import _checkpoints as checkpoints
+from tacit import pipeline
 from tacit.pipeline import Outcome
 from tacit.privacy import Ledger
 
@@ -53,12 +54,24 @@ def writes(monkeypatch: pytest.MonkeyPatch, recipe: Path, out: Path) -> tuple[in
     return count[0], outcome
 
 
-def costs(outcome: Outcome) -> list[tuple[str, str, Any, int | None]]:
-    """What was charged, without the name of the run."""
+def costs(outcome: Outcome) -> list[tuple[str, str, float]]:
+    """What was charged to whom, in the order of the ledger; a settlement that returns something is one of them.
+
+    To nine digits: which steps a search tries depends on noise, and with it the last digits of a price.
+    """
     found = []
     for entry in outcome.ledger.entries():
         if entry.kind == "charge":
-            found.append((entry.subject, entry.body["stage"], entry.body["event"], entry.body["cost"]))
+            found.append((entry.subject, entry.body["stage"], float(f"{entry.body['cost']:.9e}")))
         if entry.kind == "settle" and entry.body["refund"]:
-            found.append((entry.subject, "settled", None, entry.body["refund"]))
-    return sorted(found, key=str)
+            found.append((entry.subject, "settled", float(entry.body["refund"])))
+    return found
+
+
+def killed_and_resumed(monkeypatch: pytest.MonkeyPatch, recipe: Path, out: Path, at: int, *, after: bool) -> Outcome:
+    """A run that dies at write number `at` and is run again, with a ledger of its own."""
+    for file in [*recipe.parent.glob("ledger.db*"), *recipe.parent.glob("tacit-*")]:
+        file.unlink()
+    with dying(monkeypatch, at, after=after), pytest.raises(Killed):
+        pipeline.run(pipeline.read(recipe), out)
+    return pipeline.run(pipeline.read(recipe), out)

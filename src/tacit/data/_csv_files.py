@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from tacit.refusals import Refusal
+from tacit._refusals import Refusal
 
 
 def read_columns(path: str | Path, names: Iterable[str]) -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from tacit.refusals import Refusal
+from tacit._refusals import Refusal
 
 _RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save
 from torch import nn
 
-from tacit import adapt, checkpoints
+from tacit import _checkpoints as checkpoints
+from tacit import adapt
 from tacit.pipeline._budget import Part
 from tacit.pipeline._plan import form_of
 from tacit.pipeline._schema import Adapt, Pipeline
@@ -67,7 +68,7 @@ def _finished(work: Work, adapter: adapt.Adapter, file: Path) -> adapt.Adapter:
     with torch.no_grad():
         for name, value in load_file(work.folder.stage("adapt") / _MODEL).items():
             adapter.parameters[name].copy_(value)
-    adapter.told_units = bool(work.folder.read("adapt", _DONE)["unit_ids"])
+    adapter.has_unit_ids = bool(work.folder.read("adapt", _DONE)["unit_ids"])
     return adapter
 
 

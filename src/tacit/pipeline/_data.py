@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from tacit import data as sets
+from tacit._refusals import Refusal, of_the_machine
 from tacit.calibrate import read_outputs, read_unit_ids
 from tacit.data import Records, TensorRecords
 from tacit.pipeline._models import Built
 from tacit.pipeline._schema import Data, Embedded, Images, Outputs, Pipeline, Texts, Video
-from tacit.refusals import Refusal, of_the_machine
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tacit import checkpoints, recipes
+from tacit import _checkpoints as checkpoints
+from tacit import recipes
 from tacit.pipeline._schema import Pipeline
 
 _STATE = "run.json"

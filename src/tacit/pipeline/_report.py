@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from tacit import recipes
 from tacit.models import adapters_of, save_weights
@@ -34,7 +34,8 @@ def write(outcome: Outcome) -> dict[str, Any]:
 
 def _save(outcome: Outcome, title: str) -> None:
     """The model as the last stage left it, by that stage's own function; the temperature is folded into its head."""
-    folder, form = outcome.out / MODEL, "state_dict" if adapters_of(outcome.model) else "plain"
+    folder = outcome.out / MODEL
+    form: Literal["plain", "state_dict"] = "state_dict" if adapters_of(outcome.model) else "plain"
     fitted, adapter, result = outcome.fitted, outcome.adapter, outcome.result
     if result is not None:
         calibrated = result.wrap(outcome.model)

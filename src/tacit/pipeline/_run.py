@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tacit import recipes
+from tacit._refusals import Refusal, attempt
 from tacit.adapt import Adapter
 from tacit.calibrate import Result
 from tacit.finetune import Fitted
@@ -24,7 +25,6 @@ from tacit.pipeline._schema import Calibrate, Embedded, Images, Outputs, Pipelin
 from tacit.pipeline._stages import Work
 from tacit.privacy import Guarantee, Ledger
 from tacit.recipes import Progress
-from tacit.refusals import Refusal, attempt
 
 _UNREADABLE = "The data cannot be read. Nothing was charged. What went wrong may tell of rows: curator.error is told."
 

@@ -79,7 +79,7 @@ def run_finetune(work: Work, told: Finetune) -> finetune.Fitted:
     return finetune.fit(
         work.model,
         rows.records,
-        optimiser=optimizer_of(told),
+        optimizer=optimizer_of(told),
         epsilon=part.spend.epsilon,
         delta=part.spend.delta,
         scheme=told.scheme,

@@ -10,7 +10,8 @@ from typing import Any
 from safetensors.torch import load_file, save
 from torch import nn
 
-from tacit import checkpoints, tune
+from tacit import _checkpoints as checkpoints
+from tacit import tune
 from tacit.models import select, with_head
 from tacit.pipeline._folder import Folder
 from tacit.pipeline._optimizers import optimizer_of
@@ -52,7 +53,7 @@ def run_tune(work: Work, told: Tune, how: Finetune) -> Search:
         size=size,
         classes=outputs,
         delta=part.spend.delta,
-        optimiser=partial(_optimizer, how),
+        optimizer=partial(_optimizer, how),
         scheme=how.scheme,
         head=how.head,
         bias=how.bias,

@@ -1,5 +1,5 @@
 """Replaying releases after a crash: the same key, release and batch give the same release, not a second one."""
 
-from tacit.privacy.replay._replay import keep, resume
+from tacit.privacy.replay._replay import adopt, keep, resume
 
-__all__ = ["keep", "resume"]
+__all__ = ["adopt", "keep", "resume"]

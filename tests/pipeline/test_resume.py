@@ -1,0 +1,100 @@
+"""Runs that are killed and run again: the ledger says what that of an uninterrupted run says."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tacit import pipeline
+from tacit.privacy import Budget, Ledger, ReceiptError, events, replay
+from tests.pipeline.killed import costs, killed_and_resumed, writes
+from tests.pipeline.made_up_images import ADAPT, CALIBRATE, FINETUNE, IMAGES, make_images
+
+SIZED = IMAGES.replace("epsilon = 8.0", "epsilon = 8.0\nsize = 200")
+RECIPES = {
+    "three stages": IMAGES + FINETUNE + ADAPT + CALIBRATE,
+    "a search": SIZED + '[tune]\nlr = [0.05, 2.0]\nsteps = [2, 4]\ntrials = 2\n\n[finetune]\nscheme = "linear"\n',
+    "batches and a stream": SIZED + FINETUNE + 'optimizer = "dpsgd"\nbatch = 20\n' + ADAPT,
+}
+
+
+@pytest.mark.parametrize("which", RECIPES)
+def test_killed_at_several_moments_the_ledger_is_that_of_an_uninterrupted_run(
+    home: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    make_images(home, "stream.csv", 30, seed=1)
+    make_images(home, "calibration.csv", 48, seed=2, source=True)
+    recipe = home / "pipeline.toml"
+    recipe.write_text(RECIPES[which])
+    count, uninterrupted = writes(monkeypatch, recipe, home / "whole")
+    expected = costs(uninterrupted)
+    chance = random.Random(which)  # other moments for each recipe, the same every time
+    for number in sorted(chance.sample(range(2, count), 6)):
+        after = bool(number % 2)
+        outcome = killed_and_resumed(monkeypatch, recipe, home / f"killed-{number}", number, after=after)
+        assert costs(outcome) == expected, f"killed at write {number} of {count}"
+        assert outcome.total.epsilon <= 8.0
+        assert outcome.ledger.verify() > 0
+        assert not list(home.glob("tacit-*")), "a private file was left behind"
+
+
+def test_killed_by_a_signal(home: Path) -> None:
+    recipe, out = home / "pipeline.toml", home / "out"
+    recipe.write_text(IMAGES + FINETUNE.replace("steps = 4", "steps = 300").replace("every = 2", "every = 10"))
+    command = [sys.executable, "-m", "tacit", "run", str(recipe), "--out", str(out)]
+    checkpoint = out / "stages" / "finetune" / "checkpoint.safetensors"
+    for _ in range(2):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        before, end = _changed(checkpoint), time.monotonic() + 60
+        while _changed(checkpoint) == before and time.monotonic() < end:
+            time.sleep(0.02)
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
+    ledger = Ledger(home / "ledger.db")
+    charges = [entry for entry in ledger.entries() if entry.kind == "charge"]
+    assert len(charges) == 1
+    assert ledger.spent("train").epsilon == pytest.approx(8.0, rel=1e-9)
+
+
+def _changed(file: Path) -> int:
+    return file.stat().st_mtime_ns if file.exists() else 0
+
+
+def test_another_recipe_does_not_go_on_in_the_same_folder(home: Path) -> None:
+    recipe = home / "pipeline.toml"
+    recipe.write_text(IMAGES + FINETUNE)
+    pipeline.run(pipeline.read(recipe), home / "out")
+    recipe.write_text((IMAGES + FINETUNE).replace("steps = 4", "steps = 5"))
+    with pytest.raises(ValueError, match="holds a run of another recipe"):
+        pipeline.run(pipeline.read(recipe), home / "out")
+
+
+def test_what_was_given_away_is_not_adopted(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "book.db")
+    ledger.subject("people", Budget(8.0, 1e-5))
+    orphan = ledger.charge("people", events.gaussian(4.0, steps=3), stage="test")
+    again = replay.adopt(ledger, orphan.id)
+    assert again.live
+    assert again.used == 0
+    secret = replay.keep(ledger, again)  # of which the chain knows, and which nothing was released with
+    third = replay.adopt(ledger, orphan.id)
+    assert replay.keep(ledger, third) != secret
+    resumed, made = replay.resume(ledger, orphan.id, replay.keep(ledger, third), 0)
+    assert (resumed.used, made) == (0, 0)
+    with pytest.raises(ReceiptError, match="not the key"):
+        replay.resume(ledger, orphan.id, secret, 0)
+    from tacit.privacy import leases
+
+    leases.extend(ledger, resumed, 2)
+    with pytest.raises(ReceiptError, match="given away"):
+        replay.adopt(ledger, orphan.id)
+    ledger.settle(resumed, 3)
+    with pytest.raises(ReceiptError, match="settled"):
+        replay.adopt(ledger, orphan.id)
+    assert ledger.verify() > 0

@@ -1,0 +1,178 @@
+"""A recipe on made-up images: what it leaves behind, and what it refuses before anything is charged."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tacit import pipeline
+from tacit.cli._main import run as command
+from tacit.privacy import Budget, Ledger, mu_of
+from tests.pipeline.made_up_images import ADAPT, CALIBRATE, FINETUNE, IMAGES, make_images
+
+
+def tacit(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        command(arguments)
+    out, err = capsys.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+@pytest.fixture
+def whole(home: Path) -> Path:
+    """A recipe with a fine-tuning, a stream and two sources."""
+    make_images(home, "stream.csv", 30, seed=1)
+    make_images(home, "calibration.csv", 48, seed=2, source=True)
+    (home / "whole.toml").write_text(IMAGES + FINETUNE + ADAPT + CALIBRATE)
+    return home / "whole.toml"
+
+
+def test_a_fine_tuning_leaves_plain_weights_a_page_and_a_card(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "pipeline.toml").write_text(IMAGES + FINETUNE)
+    code, out, _ = tacit(capsys, "run", str(home / "pipeline.toml"), "--out", str(home / "out"))
+    assert code == 0
+    assert "Images: 3 x 8 x 8, crop 1, bicubic, mean 0, std 1." in out
+    monkeypatch.syspath_prepend(str(home))
+    import tiny_model  # type: ignore[import-not-found]
+
+    plain = tiny_model.tiny()
+    before = {name: value.clone() for name, value in plain.state_dict().items()}
+    plain.load_state_dict(load_file(home / "out" / "model" / "model.safetensors"))
+    changed = {name for name, value in plain.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"1.weight", "1.bias", "4.weight", "4.bias"}  # the normalization and the head
+    facts = json.loads((home / "out" / "run.json").read_text())
+    assert facts["privacy"]["epsilon"] == pytest.approx(8.0, rel=1e-9)
+    assert (home / "out" / "report.html").exists()
+    assert "patient" in (home / "out" / "privacy-card.md").read_text()
+    assert json.loads((home / "out" / "model" / "guarantee.json").read_text())["guarantee"]["unit"] == "patient"
+
+
+def test_three_stages_share_one_budget(whole: Path) -> None:
+    outcome = pipeline.run(pipeline.read(whole), whole.parent / "out")
+    budget = Budget(8.0, 1e-5)
+    assert outcome.total.epsilon <= 8.0
+    assert outcome.total.epsilon == pytest.approx(8.0, abs=1e-6)
+    for subject in ("train", "stream", "source clinic-a", "source clinic-b"):
+        spent = outcome.ledger.spent(subject)
+        assert mu_of(spent.epsilon, 1e-5) ** 2 == pytest.approx(budget.mu**2 / 3, rel=1e-6)  # equal parts of mu^2
+    assert outcome.plan.total.epsilon == pytest.approx(outcome.total.epsilon, rel=1e-9)
+    assert outcome.ledger.verify() > 0
+
+
+def test_a_finished_run_charges_nothing_when_it_is_run_again(whole: Path) -> None:
+    first = pipeline.run(pipeline.read(whole), whole.parent / "out")
+    entries = len(first.ledger.entries())
+    again = pipeline.run(pipeline.read(whole), whole.parent / "out")
+    assert len(again.ledger.entries()) == entries
+    assert again.result == first.result
+    states = first.model.state_dict(), again.model.state_dict()
+    assert all(torch.equal(a, b) for a, b in zip(*(state.values() for state in states), strict=True))
+
+
+def test_one_budget_pays_for_one_run(home: Path) -> None:
+    (home / "pipeline.toml").write_text(IMAGES + FINETUNE)
+    recipe = pipeline.read(home / "pipeline.toml")
+    pipeline.run(recipe, home / "out")
+    with pytest.raises(ValueError, match="Another run has charged the subject 'train'"):
+        pipeline.run(recipe, home / "elsewhere")
+
+
+def test_a_search_and_its_final_run_stay_within_the_budget(home: Path) -> None:
+    text = IMAGES.replace("epsilon = 8.0", "epsilon = 8.0\nsize = 200")
+    (home / "pipeline.toml").write_text(
+        text + '[tune]\nlr = [0.05, 2.0]\nsteps = [2, 4]\ntrials = 2\n\n[finetune]\nscheme = "linear"\n'
+    )
+    outcome = pipeline.run(pipeline.read(home / "pipeline.toml"), home / "out")
+    assert len(outcome.tuned.trials) == 4
+    assert outcome.total.epsilon == pytest.approx(8.0, abs=1e-6)
+    charges = [entry for entry in outcome.ledger.entries() if entry.kind == "charge"]
+    assert len(charges) == 9  # four trials with a score each, and the final run
+
+
+@pytest.mark.parametrize("more", ["", ADAPT], ids=["alone", "with a stream"])
+def test_poisson_batches_alone_and_beside_a_stream(home: Path, more: str) -> None:
+    make_images(home, "stream.csv", 30, seed=1)
+    text = IMAGES.replace("epsilon = 8.0", "epsilon = 8.0\nsize = 20")
+    (home / "pipeline.toml").write_text(text + FINETUNE + 'optimizer = "dpsgd"\nbatch = 5\n' + more)
+    outcome = pipeline.run(pipeline.read(home / "pipeline.toml"), home / "out")
+    modes = {subject.name: subject.terms.mode.value for subject in outcome.ledger.subjects()}
+    assert modes == ({"train": "renyi", "stream": "renyi"} if more else {"train": "plan"})
+    assert 7.5 < outcome.total.epsilon <= 8.0
+
+
+BAD = [
+    ('unit_ids = "patient"', 'unit_ids = "pateint"', "has no column 'pateint'; did you mean 'patient'?"),
+    ("tiny_model:tiny", "tiny_model:tinny", "'tiny_model:tinny' cannot be loaded: AttributeError"),
+    ('folder = "images"', 'folder = "pictures"', "There is no folder"),
+    ("labels.csv", "label.csv", "There is no file"),
+    ('kind = "images"', 'kind = "imagse"', "pipeline.toml, line 6: data: there is no kind 'imagse'; did you mean"),
+    (
+        "delta = 1e-5",
+        "delta = 1e-5\nepsilom = 3",
+        "line 15: there is no key 'epsilom' in budget; did you",
+    ),
+    ("epsilon = 8.0", "epsilon = -1.0", "pipeline.toml, line 12: budget cannot be so: Epsilon"),
+    ('unit = "patient"', 'unit = "sample"', "Rows have owners, so a unit is more than a sample"),
+    ("size = 8", "size = 9", "The model does not take these rows"),
+    ("steps = 4", 'steps = 4\noptimizer = "dpsgd"', "dpsgd needs batch"),
+    ("steps = 4", "steps = 4\nepsilon = 9.0", "The stages do not fit into epsilon 8, delta 1e-05"),
+    ('scheme = "selective"', 'scheme = "selectiv"', "selectiv"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "sentence"), BAD, ids=[new for _, new, _ in BAD])
+def test_what_is_wrong_costs_nothing(
+    home: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, sentence: str
+) -> None:
+    text = (IMAGES + FINETUNE).replace(old, new, 1)
+    assert text != IMAGES + FINETUNE
+    (home / "pipeline.toml").write_text(text)
+    code, out, err = tacit(capsys, "run", str(home / "pipeline.toml"), "--out", str(home / "out"))
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert len(err.splitlines()) == 1
+    if (home / "ledger.db").exists():
+        assert not [entry for entry in Ledger(home / "ledger.db").entries() if entry.kind == "charge"]
+
+
+LATER = [
+    ('scheme = "selective"', 'scheme = "linear"', 'method = "tent"', 'method = "tent"\nscheme = "normms"', "normms"),
+    (
+        'unit_ids = "patient"',
+        'unit_ids = "patient"',
+        'source = "clinic"',
+        'source = "clinik"',
+        "no column 'clinik'",
+    ),
+    ("clinic-b", "clinic-b", '["clinic-a", "clinic-b"]', '["clinic-a", "clinic-c"]', "other sources than"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "older", "newer", "sentence"), LATER, ids=[row[-1] for row in LATER])
+def test_a_later_stage_is_tried_before_the_first_charge(
+    whole: Path, old: str, new: str, older: str, newer: str, sentence: str
+) -> None:
+    whole.write_text(whole.read_text().replace(old, new, 1).replace(older, newer, 1))
+    with pytest.raises(ValueError, match=sentence):
+        pipeline.run(pipeline.read(whole), whole.parent / "out")
+    ledger = whole.parent / "ledger.db"
+    assert not ledger.exists() or not [e for e in Ledger(ledger).entries() if e.kind == "charge"]
+
+
+def test_a_broken_image_or_label_is_told_to_nobody(home: Path) -> None:
+    (home / "pipeline.toml").write_text(IMAGES + FINETUNE)
+    (home / "images" / "labels-3.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match="cannot be read") as told:
+        pipeline.run(pipeline.read(home / "pipeline.toml"), home / "out")
+    assert "labels-3" not in str(told.value)
+    make_images(home)
+    table = home / "labels.csv"
+    table.write_text(table.read_text().replace(",1,p3", ",7,p3"))
+    with pytest.raises(ValueError, match="some labels are no whole numbers from 0 to 1") as told:
+        pipeline.run(pipeline.read(home / "pipeline.toml"), home / "elsewhere")
+    assert "7" not in str(told.value)
+    assert "p3" not in str(told.value)
