@@ -132,6 +132,14 @@ def test_nothing_draws_randomness_behind_the_mechanisms_back() -> None:
             assert word not in text, f"{file.name} uses {word}"
 
 
+def docstring_lines(tree: ast.Module) -> int:
+    """How many lines of a file are docstrings: what a public name says of itself does not make a file long."""
+    documented = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module)]
+    texts = [node.body[0] for node in documented if node.body and ast.get_docstring(node) is not None]
+    return sum((text.end_lineno or text.lineno) - text.lineno + 1 for text in texts)
+
+
 @pytest.mark.parametrize("file", FILES, ids=[str(file.relative_to(SOURCE)) for file in FILES])
 def test_files_stay_short(file: Path) -> None:
-    assert len(file.read_text().splitlines()) <= 400, "two rooms in one: split it"
+    text = file.read_text()
+    assert len(text.splitlines()) - docstring_lines(ast.parse(text)) <= 370, "two ideas in one: split it"

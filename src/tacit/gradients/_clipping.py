@@ -29,27 +29,64 @@ def _positive(value: float, what: str) -> None:
 
 @dataclass(frozen=True)
 class Policy(ABC):
-    """What every policy answers; the defaults are those of one block over all parameters."""
+    """A clip policy: how each unit's gradient is bounded. The defaults are those of one block over all parameters."""
 
     def blocks(self, names: tuple[str, ...]) -> Blocks:
-        """Which parameters are clipped together."""
+        """Which parameters are clipped together.
+
+        Args:
+            names: The trainable parameters.
+
+        Returns:
+            Block name -> parameter names.
+        """
         return {"gradient": names}
 
     @abstractmethod
     def bounds(self, blocks: Blocks) -> dict[str, float]:
-        """The L2 bound of one unit's contribution to each block; empty if there is none."""
+        """The L2 bound of one unit's contribution to each block; empty if there is none.
+
+        Args:
+            blocks: What `blocks` returned.
+
+        Returns:
+            Block name -> L2 bound.
+        """
 
     @abstractmethod
     def factors(self, norms: Mapping[str, Tensor], losses: Tensor) -> dict[str, Tensor]:
-        """One factor per block and unit, from the norms (float64) and the mean loss of each unit."""
+        """One factor per block and unit, from the norms (float64) and the mean loss of each unit.
+
+        Args:
+            norms: Block name -> gradient norm of each unit. Private.
+            losses: The mean loss of each unit. Private.
+
+        Returns:
+            Block name -> factor of each unit.
+        """
 
     def extra(self, norms: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, float]]:
-        """Further sums that leave with the gradient: name -> (one number per unit, its bound)."""
+        """Further sums that leave with the gradient: name -> (one number per unit, its bound).
+
+        Args:
+            norms: Block name -> gradient norm of each unit. Private.
+
+        Returns:
+            Name -> (one number per unit, its bound).
+        """
         del norms
         return {}
 
     def finish(self, total: dict[str, Tensor], units: int) -> dict[str, Tensor]:
-        """A last change of the whole sum; only for policies without bounds."""
+        """A last change of the whole sum; only for policies without bounds.
+
+        Args:
+            total: The sum.
+            units: The number of units. Private.
+
+        Returns:
+            The changed sum.
+        """
         del units
         return total
 
@@ -62,7 +99,16 @@ def shrink(norms: Tensor, bound: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Flat(Policy):
-    """Clip the whole gradient of a unit to `bound` (Abadi et al., 2016)."""
+    """Clip the whole gradient of a unit to `bound` (Abadi et al., 2016).
+
+    Args:
+        bound: The L2 bound.
+
+    Examples:
+        >>> from tacit.gradients import Flat
+        >>> Flat(0.5).bounds({"gradient": ("weight", "bias")})
+        {'gradient': 0.5}
+    """
 
     bound: float
 
@@ -78,7 +124,12 @@ class Flat(Policy):
 
 @dataclass(frozen=True)
 class Automatic(Policy):
-    """Normalise each unit's gradient to about `bound`: g * bound / (norm + stability) (Bu et al., 2023, eq. 4.1)."""
+    """Normalise each unit's gradient to about `bound`: g * bound / (norm + stability) (Bu et al., 2023, eq. 4.1).
+
+    Args:
+        bound: The norm approached.
+        stability: Keeps small gradients small (gamma).
+    """
 
     bound: float = 1.0
     stability: float = 0.01
@@ -101,6 +152,9 @@ class PerLayer(Policy):
 
     `bound` is the bound of the whole gradient: with n layers each gets bound / sqrt(n). A mapping from layer name to
     bound sets them one by one.
+
+    Args:
+        bound: The bound of the whole gradient, or one per layer name.
     """
 
     bound: float | Mapping[str, float]
@@ -135,6 +189,11 @@ class AdaptiveQuantile(Flat):
 
     The sum carries a block `count`: the sum over units of b - 1/2, where b says whether the unit was below the bound.
     It is noised in the same call as the gradient; `updated` takes what came out.
+
+    Args:
+        bound: The bound to start from.
+        quantile: The share of units whose gradient should be below the bound.
+        rate: The step size of the update, in the logarithm of the bound.
     """
 
     quantile: float = 0.5
@@ -145,7 +204,15 @@ class AdaptiveQuantile(Flat):
         return {"count": (below - 0.5, 0.5)}
 
     def updated(self, count: float, units: float) -> AdaptiveQuantile:
-        """The policy of the next step, from the released count and the public (expected) number of units."""
+        """The policy of the next step, from the released count and the public (expected) number of units.
+
+        Args:
+            count: The released sum of b - 1/2.
+            units: The public (expected) number of units.
+
+        Returns:
+            The policy of the next step.
+        """
         share = min(max(count / units + 0.5, 0.0), 1.0)
         bound = self.bound * math.exp(-self.rate * (share - self.quantile))
         return AdaptiveQuantile(bound, self.quantile, self.rate)
@@ -170,7 +237,11 @@ class Unbounded(Policy):
 
 @dataclass(frozen=True)
 class BatchClip(Unbounded):
-    """Scale the mean over units to norm at most `bound`. Not private."""
+    """Scale the mean over units to norm at most `bound`. Not private.
+
+    Args:
+        bound: The norm.
+    """
 
     bound: float
 
@@ -192,7 +263,11 @@ class _Filter(Unbounded):
 
 @dataclass(frozen=True)
 class FilterByNorm(_Filter):
-    """Leave out units whose gradient norm exceeds `threshold`. Not private."""
+    """Leave out units whose gradient norm exceeds `threshold`. Not private.
+
+    Args:
+        threshold: The largest norm that is kept.
+    """
 
     threshold: float
 
@@ -202,7 +277,11 @@ class FilterByNorm(_Filter):
 
 @dataclass(frozen=True)
 class FilterByLoss(_Filter):
-    """Leave out units whose mean loss exceeds `threshold`. Not private."""
+    """Leave out units whose mean loss exceeds `threshold`. Not private.
+
+    Args:
+        threshold: The largest loss that is kept.
+    """
 
     threshold: float
 
@@ -212,7 +291,13 @@ class FilterByLoss(_Filter):
 
 @dataclass(frozen=True)
 class FilterByBoth(_Filter):
-    """Leave out what both filters leave out (`a & b`), or what either does (`a | b`). Not private."""
+    """Leave out what both filters leave out (`a & b`), or what either does (`a | b`). Not private.
+
+    Args:
+        first: A filter.
+        second: Another.
+        how: "intersection" or "union".
+    """
 
     first: _Filter
     second: _Filter

@@ -30,10 +30,9 @@ _KEPT = 192 * 2**20  # bytes of activations and output gradients that one pass k
 
 
 class Engine:
-    """Clipped gradient sums of one model under one loss, step after step.
+    """Clipped per-example (or per-unit) gradient sums of one model under one loss, step after step.
 
-    `per_sample_loss(model, batch)` returns one loss per row; `clip` is a number or a policy. `microbatch` bounds the
-    rows in memory at a time; the result does not depend on it. Call the engine with a batch to get its `ClippedSum`.
+    Call the engine with a batch to get its `ClippedSum`.
 
     Formal guarantee: each privacy unit adds to every block of the sum a vector of L2 norm at most the block's bound,
     for any values in the batch, provided that the model and the loss keep rows apart (checked on synthetic rows, see
@@ -43,6 +42,25 @@ class Engine:
     remains: the model computes in its own dtype, and a kernel may give a row other last bits in a batch of another
     size. On CPUs it was measured that rows in passes of 16 and more have the same bits whatever the size and place; in
     smaller ones they differ by some 1e-6 of a gradient in float32, which concerns 15 units at most.
+
+    Args:
+        model: Its trainable parameters are summed over. They must exist and be trainable now.
+        per_sample_loss: `per_sample_loss(model, batch)` returns one loss per row.
+        clip: The L2 bound of a unit's gradient, or a clip policy.
+        microbatch: The most rows in memory at a time; the result does not depend on it.
+
+    Raises:
+        ValueError: Nothing is trainable, or a layer keeps running statistics.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from tacit.gradients import Engine
+        >>> loss = lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        >>> engine = Engine(nn.Linear(4, 2), loss, clip=1.0)
+        >>> total = engine((torch.randn(6, 4), torch.tensor([0, 1, 0, 1, 0, 1])))
+        >>> sorted(engine.served)
+        ['bias', 'weight']
     """
 
     def __init__(
@@ -73,6 +91,14 @@ class Engine:
         shape, for more rows than ever before, when modules were replaced or went from evaluation to training or back,
         when integers (masks, labels) vary where they did not before, and when a number changed that the loss or the
         model could decide by: earlier checks say nothing of these.
+
+        Args:
+            batch: Rows of the real shape; their values are not used.
+            rows: How many rows a real batch will have.
+
+        Raises:
+            RowsMixed: A layer or the loss mixes rows.
+            ValueError: The model or loss cannot be served; the message names the parameter or layer.
         """
         circumstances = (self._slots.modes(self.model), tuple(varies(t) for t in leaves(batch)))
         if circumstances not in self._plans:
@@ -107,6 +133,15 @@ class Engine:
         `clip` replaces the engine's own for this step (a bound that follows the data). `mute` is one boolean per row: a
         unit with a muted row contributes exactly zero, while its rows keep their places, so that shapes and sums are
         those of a batch in which nobody is muted. What stands in such rows does not matter, if the shape is right.
+
+        Args:
+            batch: As in `clipped_sum`.
+            units: One label per row; by default each row is a unit.
+            clip: Replaces the engine's own for this step.
+            mute: One boolean per row.
+
+        Returns:
+            The sum with its bounds.
         """
         policy = self.clip if clip is None else as_policy(clip)
         rows = count_rows(batch)
@@ -139,6 +174,14 @@ class Engine:
         that cannot be computed has a gradient that is not a number. Memory holds the gradients of `microbatch` rows, or
         of as many as fit. The checks are those of a sum; of `public` rows nobody is looked at during the run (see
         `spot`).
+
+        Args:
+            batch: As in `clipped_sum`.
+            units: One label per row.
+            public: Whether the rows are public.
+
+        Returns:
+            Name -> per-unit gradients, some units at a time. Private.
         """
         rows = count_rows(batch)
         self._refuse_changes()
@@ -163,7 +206,14 @@ class Engine:
             yield built
 
     def zero_sum(self, clip: float | Policy | None = None) -> ClippedSum:
-        """The sum over no unit at all: zeros, with the bounds of any other sum."""
+        """The sum over no unit at all: zeros, with the bounds of any other sum.
+
+        Args:
+            clip: Replaces the engine's own.
+
+        Returns:
+            Zeros with the bounds.
+        """
         policy = self.clip if clip is None else as_policy(clip)
         return ClippedSumAccumulator(
             policy, {n: wide(p.detach()) for n, p in self._slots.parameters.items()}, 0

@@ -146,7 +146,14 @@ def _written_out(module: nn.Module) -> Any:
 
 
 def refuse_live_statistics(normalisers: list[tuple[str, nn.Module]]) -> None:
-    """Layers that compute statistics over the batch, or keep them, cannot be trained with privacy."""
+    """Refuse layers that compute statistics over the batch, or update running ones: they mix rows.
+
+    Args:
+        normalisers: Names and layers.
+
+    Raises:
+        ValueError: There is one; the message names it and the way out.
+    """
     for name, module in normalisers:
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             raise ValueError(

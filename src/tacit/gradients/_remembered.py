@@ -34,7 +34,38 @@ def clipped_sum(
     microbatch: int | None = None,
     mute: Any = None,
 ) -> ClippedSum:
-    """The sum over privacy units of their clipped gradients; see `Engine`, which this makes and remembers."""
+    """The sum over privacy units of their clipped per-example gradients, with its L2 bound.
+
+    The gradient of a unit is the mean over its rows, clipped as one. No per-example gradient is built where that can be
+    avoided. The engine behind it (see `Engine`, which states the **formal guarantee**) is kept and used again by the
+    next call with the same model and loss.
+
+    Args:
+        model: Its trainable parameters are summed over.
+        per_sample_loss: `per_sample_loss(model, batch)` returns one loss per row.
+        batch: A tensor, or any nest of tuples, lists and dicts of tensors, rows first.
+        clip: The L2 bound of a unit's gradient, or a clip policy.
+        units: One label per row; rows with the same label are one unit. By default each row is a unit.
+        microbatch: The most rows in memory at a time; the result does not depend on it.
+        mute: One boolean per row; a unit with a muted row contributes zero.
+
+    Returns:
+        The sum with its bounds, for `privacy.mechanisms.gaussian`.
+
+    Raises:
+        RowsMixed: A layer or the loss mixes rows, so that no per-unit bound holds; the message names the layer.
+        ValueError: An invalid clip, batch or model; before any private value is used.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from tacit.gradients import clipped_sum
+        >>> loss = lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        >>> batch = torch.randn(6, 4), torch.tensor([0, 1, 0, 1, 0, 1])
+        >>> total = clipped_sum(nn.Linear(4, 2), loss, batch, clip=1.0, units=torch.tensor([7, 7, 7, 8, 8, 9]))
+        >>> total.bounds
+        {'gradient': 1.0}
+    """
     clip = as_policy(clip)
     key = (*same_loss(per_sample_loss), microbatch)
     engines: _Remembered = model.__dict__.setdefault("_tacit_engines", _Remembered())

@@ -56,6 +56,12 @@ class ClippedSum:
 
     What is not covered: a row's gradient is computed by the model, in the model's own dtype, and a kernel may give a
     row other last bits in a batch of another size (see `Engine`).
+
+    Args:
+        sum: Parameter name -> sum of clipped gradients. Private until released.
+        bounds: Block name -> L2 bound of one unit's contribution. Public.
+        blocks: Block name -> the names in it.
+        private: Norms, share clipped and non-finite count: for the curator only.
     """
 
     sum: dict[str, Tensor] = field(repr=False)

@@ -26,10 +26,15 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 
 
 class Neighbours(StrEnum):
-    """Which two data sets must look alike.
+    """The neighbouring relation (adjacency): which pairs of data sets must be hard to tell apart.
 
-    ``ADD_REMOVE``: one unit is there or not. ``REPLACE_ONE``: one unit is another. ``ZERO_OUT``: one unit's row is
-    replaced by nothing, everybody else's place unchanged.
+    ``ADD_REMOVE``: one unit is present or absent. ``REPLACE_ONE``: one unit is replaced by any other. ``ZERO_OUT``: one
+    unit's row is replaced by an empty one, all other places unchanged.
+
+    Examples:
+        >>> from tacit.privacy import Neighbours
+        >>> Neighbours("replace-one").factor
+        2
     """
 
     ADD_REMOVE = "add-remove"
@@ -56,7 +61,19 @@ class Neighbours(StrEnum):
 
 
 class Unit(str):
-    """What one "person" is: a sample, a video, a patient, a user, or any other short noun."""
+    """The privacy unit, that is, what one "person" is: a sample, a video, a patient, a user, or any other short noun.
+
+    Args:
+        name: A printable noun of at most 40 characters.
+
+    Raises:
+        ValueError: The name is empty, too long or not printable.
+
+    Examples:
+        >>> from tacit.privacy import Unit
+        >>> Unit("patient") == Unit.PATIENT
+        True
+    """
 
     SAMPLE: ClassVar[Unit]
     VIDEO: ClassVar[Unit]
@@ -74,7 +91,22 @@ Unit.SAMPLE, Unit.VIDEO, Unit.PATIENT, Unit.USER = map(Unit, ("sample", "video",
 
 @dataclass(frozen=True)
 class Budget:
-    """What may be spent. ``delta=0`` is pure epsilon; ``epsilon=inf`` is no privacy at all, and says so everywhere."""
+    """A privacy budget: the (epsilon, delta) that may be spent.
+
+    ``delta=0`` is pure epsilon; ``epsilon=inf`` is no privacy at all, and is labelled so everywhere.
+
+    Args:
+        epsilon: Positive, or ``inf``.
+        delta: Between 0 and 1; 0 admits pure-epsilon mechanisms (Laplace) only.
+
+    Raises:
+        ValueError: A value is out of range.
+
+    Examples:
+        >>> from tacit.privacy import Budget
+        >>> round(Budget(epsilon=1.0, delta=1e-6).mu, 3)  # the largest Gaussian release that it pays for
+        0.237
+    """
 
     epsilon: float
     delta: float
@@ -102,11 +134,28 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
-    """What was promised: neighbouring data sets give outputs that are (epsilon, delta)-indistinguishable.
+    """A differential privacy guarantee: outputs on neighbouring data sets are (epsilon, delta)-indistinguishable.
 
-    ``epsilon`` is the upper bound, the number to report. ``mu`` is set where the whole release is exactly as hard to
-    tell apart as N(0, 1) and N(mu, 1); ``lower`` and ``estimate`` where the accountant brackets the truth.
-    ``notes`` say how the number came about: the accountant, a fall-back and its reason, the composition mode.
+    ``str(guarantee)`` is a plain sentence for an auditor.
+
+    Args:
+        epsilon: The upper bound, the number to report.
+        delta: The failure probability at which epsilon holds.
+        mu: The parameter of Gaussian differential privacy, where the whole release is exactly as hard to tell apart as
+            N(0, 1) and N(mu, 1).
+        neighbours: The neighbouring relation; None if several subjects with different relations were composed.
+        unit: What one unit is.
+        lower: A lower bound on the epsilon of the composed mechanism, where the accountant gives one.
+        estimate: Its estimate, where the accountant gives one.
+        accountant: Which accountant composed it: "exact", "pld", "rdp", "gdp".
+        notes: How the number came about: the accountant, a fall-back and its reason, the composition mode.
+        seeded: The noise was reproducible, so that nothing is private.
+
+    Examples:
+        >>> from tacit.privacy import events, guarantee
+        >>> promise = guarantee(events.gaussian(4.0), delta=1e-6)
+        >>> round(promise.epsilon, 3), promise.mu
+        (1.061, 0.25)
     """
 
     epsilon: float
@@ -133,6 +182,12 @@ class Guarantee:
 
         Formal guarantee: mu-GDP becomes (size mu)-GDP (Dong et al. 2022, theorem 2.14); otherwise (epsilon, delta)
         becomes (k epsilon, delta (e^(k epsilon) - 1)/(e^epsilon - 1)), the chain of k neighbours.
+
+        Args:
+            size: The number of units, at least 1.
+
+        Returns:
+            The weaker guarantee that holds for the whole group.
         """
         if size < 1:
             raise ValueError("A group has at least one unit.")
@@ -146,7 +201,17 @@ class Guarantee:
         return replace(self, epsilon=epsilon, delta=delta, lower=None, estimate=None)
 
     def under(self, neighbours: Neighbours) -> Guarantee:
-        """This guarantee restated under another relation: replacing a unit is removing one and adding one."""
+        """This guarantee restated under another relation: replacing a unit is removing one and adding one.
+
+        Args:
+            neighbours: The relation to restate the guarantee under.
+
+        Returns:
+            The guarantee under that relation.
+
+        Raises:
+            ValueError: It cannot be derived from this guarantee alone.
+        """
         if neighbours is self.neighbours:
             return self
         if neighbours is Neighbours.REPLACE_ONE and self.neighbours is not None:
@@ -173,7 +238,14 @@ class Guarantee:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Guarantee:
-        """The guarantee that ``to_json`` wrote."""
+        """The guarantee that ``to_json`` wrote.
+
+        Args:
+            data: What ``to_json`` returned.
+
+        Returns:
+            The same guarantee.
+        """
         facts = {key: value for key, value in data.items() if key != "private"}
         for key in ("epsilon", "delta", "mu", "lower", "estimate"):
             facts[key] = None if facts[key] is None else float(facts[key])
@@ -247,12 +319,38 @@ def log_delta_of(epsilon: float, mu: float) -> float:
 
 
 def delta_of(epsilon: float, mu: float) -> float:
-    """The delta that a Gaussian release of ``mu`` has at ``epsilon``."""
+    """The delta that a Gaussian release of ``mu`` has at ``epsilon``.
+
+    Args:
+        epsilon: At least 0.
+        mu: The Gaussian parameter, sensitivity divided by the noise's standard deviation.
+
+    Returns:
+        delta(epsilon; mu) = Phi(-epsilon/mu + mu/2) - e^epsilon Phi(-epsilon/mu - mu/2), never rounded down.
+
+    Examples:
+        >>> from tacit.privacy import delta_of
+        >>> round(delta_of(1.0, 1.0), 4)
+        0.1269
+    """
     return math.exp(log_delta_of(epsilon, mu))
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """The smallest epsilon at which a Gaussian release of ``mu`` has at most ``delta``."""
+    """The smallest epsilon at which a Gaussian release of ``mu`` has at most ``delta``.
+
+    Args:
+        mu: The Gaussian parameter.
+        delta: The allowed failure probability.
+
+    Returns:
+        The smallest epsilon, never rounded down.
+
+    Examples:
+        >>> from tacit.privacy import epsilon_of
+        >>> round(epsilon_of(1.0, 1e-5), 3)
+        4.377
+    """
     check_delta(delta)
     if mu < 0:
         raise ValueError(f"mu must not be negative; got {mu:g}.")
@@ -268,7 +366,20 @@ def epsilon_of(mu: float, delta: float) -> float:
 
 
 def mu_of(epsilon: float, delta: float) -> float:
-    """The largest Gaussian release that is (epsilon, delta)-private; 0 where delta is 0."""
+    """The largest Gaussian release that is (epsilon, delta)-private; 0 where delta is 0.
+
+    Args:
+        epsilon: The budget's epsilon.
+        delta: The budget's delta.
+
+    Returns:
+        The largest mu such that every mu-GDP mechanism is (epsilon, delta)-private; 0 where delta is 0.
+
+    Examples:
+        >>> from tacit.privacy import mu_of
+        >>> round(mu_of(1.0, 1e-6), 3)
+        0.237
+    """
     if not epsilon >= 0:
         raise ValueError(f"Epsilon must not be negative; got {epsilon:g}.")
     check_delta(delta)

@@ -27,7 +27,13 @@ class UnsupportedEvent(ValueError):
 
 @dataclass
 class Terms:
-    """A tree taken apart under one relation, the relation's factor already applied."""
+    """The single releases of an event tree under one neighbouring relation, its factor already applied.
+
+    Args:
+        mu_squared: The sum of mu^2 over all unsampled Gaussians.
+        others: Every other release and how often it occurs.
+        private: False if a release has no noise.
+    """
 
     mu_squared: float = 0.0  # all unsampled Gaussians together
     others: Counter[DpEvent] = field(default_factory=Counter)
@@ -38,7 +44,12 @@ class Terms:
         return math.sqrt(self.mu_squared) if self.private else math.inf
 
     def add(self, plain: DpEvent | None, times: int) -> None:
-        """``times`` releases to which the factor was applied; None is one without noise."""
+        """``times`` releases to which the factor was applied; None is one without noise.
+
+        Args:
+            plain: The release.
+            times: How often it occurs.
+        """
         if plain is None:
             self.private = False
         elif isinstance(plain, dp_event.GaussianDpEvent):
@@ -48,7 +59,18 @@ class Terms:
 
 
 def take_apart(event: DpEvent, neighbours: Neighbours) -> Terms:
-    """The single releases of a tree, with the relation's factor applied and all plain Gaussians merged."""
+    """Decompose an event tree into single releases, the relation's factor applied and all plain Gaussians merged.
+
+    Args:
+        event: The event tree.
+        neighbours: The neighbouring relation.
+
+    Returns:
+        The releases.
+
+    Raises:
+        UnsupportedEvent: The tree has an event that cannot be bounded under this relation.
+    """
     terms = Terms()
     for leaf, times in leaves(events.check(event)):
         terms.add(_divided(leaf, neighbours), times)
@@ -56,7 +78,18 @@ def take_apart(event: DpEvent, neighbours: Neighbours) -> Terms:
 
 
 def pure_epsilon(event: DpEvent, neighbours: Neighbours) -> float:
-    """The plain sum of a tree of pure-epsilon releases (delta = 0, where a Gaussian has no place)."""
+    """The plain sum of a tree of pure-epsilon releases (delta = 0, where a Gaussian has no place).
+
+    Args:
+        event: The event tree.
+        neighbours: The neighbouring relation.
+
+    Returns:
+        The sum of the epsilons.
+
+    Raises:
+        UnsupportedEvent: A release is not pure.
+    """
     terms = take_apart(event, neighbours)
     if not terms.private:
         return math.inf
@@ -144,7 +177,14 @@ def _free(plain: DpEvent) -> bool:
 
 
 def pure_of(leaf: DpEvent) -> float:
-    """The epsilon of one release whose delta is 0 (the relation's factor already applied)."""
+    """The epsilon of one release whose delta is 0 (the relation's factor already applied).
+
+    Args:
+        leaf: A Laplace or noisy-max release.
+
+    Returns:
+        Its epsilon.
+    """
     match leaf:
         case dp_event.LaplaceDpEvent():
             return 1 / float(leaf.noise_multiplier)

@@ -26,6 +26,9 @@ def randomness(receipt: Receipt) -> Iterator[None]:
     Formal guarantee: within, torch's generators (on the CPU all 19,968 bits of the state, since a seed keeps 32),
     numpy's and Python's are secret and independent of every draw, noise and other release. The same release computed
     again, after a crash, draws the same. Not covered: generators that a model holds itself.
+
+    Args:
+        receipt: A live receipt; its next release is the one computed within.
     """
     _, number, key = upcoming(receipt)
     with _by(key.derived("model", number)):

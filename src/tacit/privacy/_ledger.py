@@ -47,7 +47,24 @@ _SAVE = sa.update(storage.subjects).where(storage.subjects.c.name == sa.bindpara
 
 
 class Ledger:
-    """Subjects, what they may spend, and everything that was ever charged to them."""
+    """Durable record of subjects (private data sets and streams), their budgets, and every charge against them.
+
+    Args:
+        url: A database address for SQLAlchemy (SQLite, PostgreSQL) or a plain path to an SQLite file; ``"sqlite://"``
+            is in memory.
+        create: If False, the ledger must exist already.
+
+    Raises:
+        LedgerError: The database cannot be opened, or is no ledger.
+
+    Examples:
+        >>> from tacit.privacy import Budget, Ledger, events
+        >>> ledger = Ledger("sqlite://")  # in memory; a file for real data
+        >>> clinic = ledger.subject("clinic-a", Budget(epsilon=2.0, delta=1e-6), unit="patient")
+        >>> receipt = ledger.charge("clinic-a", events.gaussian(8.0), stage="finetune")
+        >>> round(ledger.spent("clinic-a").epsilon, 2)
+        0.5
+    """
 
     def __init__(self, url: str | Path = "sqlite:///tacit.db", *, create: bool = True) -> None:
         """Open a ledger by its address; a plain path is an SQLite file. ``create=False``: it must be there already."""
@@ -76,12 +93,27 @@ class Ledger:
         plan: Sequence[DpEvent] | None = None,
         disjoint_from: Iterable[str] = (),
     ) -> Subject:
-        """Declare a data set or stream, once and for all; declaring it again with the same terms changes nothing.
+        """Declare a data set or stream once; declaring it again with the same terms is a no-op.
 
-        ``mode`` is ``gaussian`` unless the budget is pure or a ``plan`` is given. ``order`` fixes the renyi mode's
-        order (by default the best one for plain Gaussians). ``disjoint_from`` names subjects that share nobody with it;
-        under replace-one that also says that which subject a unit is in does not depend on the values that are
-        replaced (a record that moves from one to the other when its value changes is in both).
+        Args:
+            name: The subject's name in the ledger.
+            budget: What may be spent on it in all.
+            unit: The privacy unit.
+            neighbours: The neighbouring relation.
+            mode: How charges compose: ``gaussian`` (a filter on sums of mu^2; the default), ``renyi`` (a filter at one
+                order), ``plan`` (PLD over the events declared in ``plan``), ``pure`` (delta 0, sums of epsilon).
+            order: The Renyi order of the ``renyi`` mode; by default the best one for plain Gaussians.
+            plan: All events that will be charged, for the ``plan`` mode.
+            disjoint_from: Subjects that share no unit with this one. Under replace-one this also asserts that the
+                subject a unit is in does not depend on the values that are replaced (a record that moves from one to
+                the other when its value changes is in both).
+
+        Returns:
+            The subject.
+
+        Raises:
+            LedgerError: It exists with other terms.
+            ValueError: An invalid term.
         """
         if not name or len(name) > 200 or not name.isprintable():
             raise ValueError("A subject has a printable name of at most 200 characters.")
@@ -134,9 +166,20 @@ class Ledger:
     ) -> Receipt:
         """Reserve an event, durably, and return the receipt that lets ``mechanisms`` release it.
 
-        ``bound``: contributions above it will be refused (None: the noise follows each sum's bound). ``seed`` makes the
-        noise reproducible and the whole subject "seeded: not private". Raises ``BudgetExceeded``, with what is left, if
-        it does not fit; nothing has changed then.
+        Args:
+            subject: The subject, or its name.
+            event: What will be released (see ``privacy.events``).
+            stage: Which stage spends it, for the record: "finetune", "adapt", …
+            note: Free text for the record. Public: put no private value in it.
+            bound: Sums with a larger sensitivity bound will be refused; None: the noise scales with each sum's bound.
+            seed: Reproducible noise. The whole subject is then labelled "seeded: not private".
+
+        Returns:
+            A live receipt, valid in this process.
+
+        Raises:
+            BudgetExceeded: The event does not fit; nothing was charged, and ``remaining`` says what still fits.
+            LedgerError: No such subject, or the ledger cannot be written.
         """
         name = str(getattr(subject, "name", subject))
         if bound is not None and not 0 < bound < float("inf"):
@@ -186,13 +229,19 @@ class Ledger:
         return stated(known, receipt_id, body, head).issued(key)
 
     def settle(self, receipt: Receipt, used: int | None = None) -> None:
-        """Return what was reserved and not used: only ``used`` releases of the receipt were made. It is closed then.
+        """Return the unused part of a reservation, of which only ``used`` releases were made, and close the receipt.
 
-        By default ``used`` is what ``mechanisms`` released on it; give more if a loop counts steps of its own.
         Only the process that holds the live receipt can settle it, and never below what ``mechanisms`` released on it.
-        What the chain says was given to earlier holders counts as used, whatever ``used`` says: they may have made it.
-        A stream costs the same from its first step on, and a plan refunds nothing; both are simply closed. If the
-        ledger cannot be written, the receipt is closed all the same and its charge stays spent.
+        Releases that were leased to earlier processes count as used, since they may have been made. A stream costs the
+        same from its first step on, and a plan refunds nothing; both are simply closed. If the ledger cannot be
+        written, the receipt is closed all the same and its charge stays spent.
+
+        Args:
+            receipt: A live receipt of this ledger.
+            used: The number of releases made; by default those that ``mechanisms`` counted.
+
+        Raises:
+            ReceiptError: The receipt is not live, or ``used`` is less than what was released.
         """
         if not receipt.live:
             raise LedgerError(
@@ -228,23 +277,53 @@ class Ledger:
     # -- asking ------------------------------------------------------------------------------------------------------
 
     def receipt(self, receipt_id: str) -> Receipt:
-        """A receipt read back from the ledger: it states what was paid for, and releases nothing."""
+        """A receipt read back from the ledger: it states what was paid for, and releases nothing.
+
+        Args:
+            receipt_id: The receipt's ``id``.
+
+        Returns:
+            A receipt that is not live.
+        """
         with self._transaction() as connection:
             row = chain.charge(connection, receipt_id)
             known = self._get(connection, row.subject)
         return stated(known, row.receipt, json.loads(row.body), chain.head_of(row.seq, row.hash))
 
     def spent(self, subject: str | Subject, *, promised: bool = False) -> Guarantee:
-        """What was spent on one subject so far; ``promised``: its cap, for what stops or chooses by releases."""
+        """What was spent on one subject so far; ``promised``: its cap, for what stops or chooses by releases.
+
+        Args:
+            subject: The subject, or its name.
+            promised: The guarantee of the whole budget instead, which also holds if releases decided when to stop or
+                what to charge next.
+
+        Returns:
+            The guarantee of all charges so far.
+        """
         return totals.spent(self._read(subject), cap=promised)
 
     def stopped(self, subject: str | Subject) -> bool:
-        """Whether a part of a charge was returned: if releases chose when, only the cap holds."""
+        """Whether a part of a charge was returned: if releases chose when, only the cap holds.
+
+        Args:
+            subject: The subject, or its name.
+
+        Returns:
+            True if ``settle`` returned a part of a charge.
+        """
         name = subject if isinstance(subject, str) else subject.name
         return any(entry.kind == "settle" and entry.body["refund"] for entry in self.entries(name))
 
     def remaining(self, subject: str | Subject) -> Remaining:
-        """The largest single Gaussian release (or, in pure mode, the largest epsilon) that still fits."""
+        """The largest single Gaussian release (or, in pure mode, the largest epsilon) that still fits.
+
+        Args:
+            subject: The subject, or its name.
+
+        Returns:
+            What still fits; ``noise_multiplier`` is the least noise of one more Gaussian release.
+        """
         return totals.remaining(self._read(subject))
 
     def total(self, delta: float | None = None, *, promised: bool = False) -> Guarantee:
@@ -252,11 +331,25 @@ class Ledger:
 
         It composes what was spent so far. That is the guarantee of charges that were fixed in advance; if later ones
         were chosen by what earlier ones released, the budgets are what holds: ``promised=True`` composes those.
+
+        Args:
+            delta: The delta to report at.
+            promised: Compose the budgets instead of what was spent so far.
+
+        Returns:
+            One guarantee over all subjects.
         """
         return totals.total(self.subjects(), delta, cap=promised)
 
     def entries(self, subject: str | None = None) -> list[Entry]:
-        """Every row, oldest first."""
+        """Every row, oldest first.
+
+        Args:
+            subject: Only the entries of this subject.
+
+        Returns:
+            The entries; they are public.
+        """
         with self._transaction() as connection:
             return chain.entries(connection, subject)
 
@@ -267,9 +360,16 @@ class Ledger:
             return chain.head_of(*chain.current(connection))
 
     def verify(self, head: str | None = None) -> int:
-        """Check every row and total, and that ``head`` (from a receipt, a checkpoint or a card) is in the chain.
+        """Check every row and total, and that ``head`` is in the hash chain.
 
-        Returns the number of entries; raises ``LedgerDamaged`` at the first thing that does not hold.
+        Args:
+            head: The chain's head that a receipt, a checkpoint or a card carries.
+
+        Returns:
+            The number of entries.
+
+        Raises:
+            LedgerDamaged: At the first thing that does not hold.
         """
         with self._transaction() as connection:
             return chain.verify(connection, head)

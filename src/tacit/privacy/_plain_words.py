@@ -13,7 +13,13 @@ GRADES = ((60.0, "strong"), (75.0, "moderate"), (90.0, "weak"))  # right guesses
 
 @dataclass(frozen=True, kw_only=True)
 class PlainWords:
-    """Three answers, a sentence or three each."""
+    """Three answers, a sentence or three each.
+
+    Args:
+        who: Who is protected.
+        what: From what.
+        strength: How strongly.
+    """
 
     who: str
     what: str
@@ -39,6 +45,19 @@ def right_guesses(epsilon: float, delta: float, mu: float | None = None) -> floa
     sets is at most (e^epsilon - 1 + 2 delta)/(e^epsilon + 1) (Kairouz, Oh & Viswanath 2015, remark 2.2), and a guess
     between two equally likely ones is right with probability (1 + distance)/2 at best. Under mu it is Phi(mu/2) (Dong,
     Roth & Su 2022). Both are upper bounds; the smaller is returned.
+
+    Args:
+        epsilon: The guarantee's epsilon.
+        delta: Its delta.
+        mu: Its Gaussian parameter, where there is one.
+
+    Returns:
+        An upper bound on the attacker's success, in percent; 50 is a coin toss.
+
+    Examples:
+        >>> from tacit.privacy import right_guesses
+        >>> round(right_guesses(1.0, 0.0), 1)
+        73.1
     """
     odds = math.exp(-epsilon) if epsilon < 700 else 0.0
     chance = (1 + delta * odds) / (1 + odds)
@@ -57,7 +76,20 @@ def plain_words(
     private: bool,
     charged: bool = True,
 ) -> PlainWords:
-    """The words for a guarantee; `relation` is that of the neighbours, None if several are mixed."""
+    """The words for a guarantee; `relation` is that of the neighbours, None if several are mixed.
+
+    Args:
+        epsilon: The guarantee's epsilon.
+        delta: Its delta.
+        mu: Its Gaussian parameter, where there is one.
+        unit: What one unit is.
+        relation: The neighbouring relation; None if several are mixed.
+        private: False for results without noise.
+        charged: Whether anything was charged at all.
+
+    Returns:
+        Three answers: who is protected, from what, and how strongly.
+    """
     if not private:
         reason = "Nothing is promised to anybody."
         return PlainWords(

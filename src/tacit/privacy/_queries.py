@@ -37,7 +37,16 @@ class BoundedSum(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class GridSum:
-    """The exact sum of contributions that lie in [low, high] on a grid; its value is private, its bounds are not."""
+    """The exact sum of contributions that lie in [low, high] on a grid; its value is private, its bounds are not.
+
+    Args:
+        total: The exact sums in grid steps. Private.
+        grid: The public grid's step.
+        low: The least contribution of one unit to one value.
+        high: The greatest.
+        l1: Enforced L1 bound of one unit's contribution.
+        l2: Enforced L2 bound of one unit's contribution.
+    """
 
     total: tuple[int, ...] = field(repr=False)
     grid: float
@@ -52,6 +61,13 @@ class GridSum:
         Under REPLACE_ONE the number of units is the same in both data sets, so contributions may be measured from the
         middle of [low, high]: half its width, twice, is its width. And where no value is negative, two contributions x
         and y have |x - y|^2 = |x|^2 + |y|^2 - 2 x y <= 2 l2^2: in L2 they are sqrt(2) l2 apart, not 2 l2.
+
+        Args:
+            norm: Which norm the mechanism needs.
+            neighbours: The neighbouring relation.
+
+        Returns:
+            The bound; the sensitivity is ``neighbours.factor`` times it.
         """
         largest = max(abs(self.low), abs(self.high))
         if neighbours is Neighbours.REPLACE_ONE:
@@ -74,6 +90,27 @@ def grid_sum(
     Formal guarantee: every contribution, after clamping, shortening and rounding, is a whole number of grid steps
     between the result's ``low`` and ``high`` (the outermost grid points of [low, high]) and within ``l1`` and ``l2``;
     these are added exactly, however many there are; nothing else about a row enters the sum.
+
+    Args:
+        rows: One contribution per unit: units, or units x values.
+        low: The least value of a contribution; values below are clamped.
+        high: The greatest value.
+        grid: The public grid's step; by default 2^-20 of the largest contribution.
+        l1: Contributions with a larger L1 norm are scaled down to it.
+        l2: Contributions with a larger L2 norm are scaled down to it.
+
+    Returns:
+        The exact sum with its bounds, for ``mechanisms.laplace``, ``gaussian_query`` or ``noisy_max``.
+
+    Raises:
+        ValueError: Bounds or grid that no contribution could satisfy.
+
+    Examples:
+        >>> import torch
+        >>> from tacit.privacy import grid_sum
+        >>> ages = torch.tensor([31.0, 47.0, 150.0])
+        >>> grid_sum(ages, low=0.0, high=100.0, grid=1.0)  # 150 counts as 100; the sum itself is not shown
+        GridSum(grid=1.0, low=0.0, high=100.0, l1=inf, l2=inf)
     """
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueError(f"Contributions need finite bounds with low < high; got [{low:g}, {high:g}].")

@@ -53,7 +53,23 @@ class _Slot:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Receipt:
-    """Proof of a charge. ``releases`` mechanism calls, each kind in the order of the event's tree, no more."""
+    """Proof of a charge: it covers ``releases`` mechanism calls, each kind in the order of the event's tree, no more.
+
+    Receipts are made by ``Ledger.charge`` only.
+
+    Args:
+        id: The receipt's identifier in the ledger.
+        subject: Which subject was charged.
+        event: What may be released.
+        stage: Which stage spends it.
+        note: Free text.
+        neighbours: The neighbouring relation.
+        unit: The privacy unit.
+        mode: How the subject composes.
+        head: The ledger's hash chain, up to and including this charge.
+        bound: No sum with a larger bound is accepted; None: the noise scales with each sum's bound.
+        seeded: The noise is reproducible: not private.
+    """
 
     id: str
     subject: str
@@ -78,7 +94,14 @@ class Receipt:
         self._use.update(process=_process, slots=slots, used=0, drawn=None, closed=False, lock=threading.Lock())
 
     def issued(self, key: NoiseKey) -> Receipt:
-        """This receipt, live; for ``Ledger.charge`` alone."""
+        """This receipt, live; for ``Ledger.charge`` alone.
+
+        Args:
+            key: The key of the receipt's noise.
+
+        Returns:
+            The live receipt.
+        """
         object.__setattr__(self, "_key", key)
         return self
 
@@ -106,7 +129,11 @@ class Receipt:
         return f"receipt {self.id[:8]}{seeded}: {self.stage}, {self.releases} release(s) on {self.subject}"
 
     def skip(self, used: int) -> None:
-        """Count the first ``used`` releases, in the order of the tree, as made; for ``leases`` and ``replay`` alone."""
+        """Count the first ``used`` releases, in the order of the tree, as made; for ``leases`` and ``replay`` alone.
+
+        Args:
+            used: The number of releases made earlier.
+        """
         if not 0 <= used <= self.releases - self.used:
             raise ReceiptError(f"Receipt {self.id[:8]} pays for {self.releases} releases: {used} cannot be skipped.")
         self._use["used"] += used
@@ -121,6 +148,12 @@ class Receipt:
 
         What was released counts whatever its place in the tree; releases beyond it are taken in the tree's order. A
         stream counts in full from its first step on.
+
+        Args:
+            used: The number of releases that count.
+
+        Returns:
+            The event that they amount to.
         """
         with self._use["lock"]:
             if self._use["closed"]:
@@ -137,7 +170,15 @@ class Receipt:
         return compose(kept)
 
     def counted(self, used: int | None = None, *, least: int = 0) -> int:
-        """How many releases count as made, of which ``used`` are said to be: at least ``least``, and no number else."""
+        """How many releases count as made, of which ``used`` are said to be: at least ``least``, and no number else.
+
+        Args:
+            used: The caller's own count.
+            least: A floor.
+
+        Returns:
+            The number of releases that count as made.
+        """
         told = self.used if used is None else used
         whole = isinstance(told, Integral) and not isinstance(told, bool)
         if not whole or not self.used <= told <= self.releases:

@@ -20,7 +20,14 @@ CAP = "the cap: it holds also where charges, or a stop, were chosen by earlier r
 @dataclass(frozen=True, kw_only=True)
 class Remaining:
     """The largest single release that still fits: one Gaussian of ``mu``, that is noise ``noise_multiplier`` times the
-    clip, which would by itself be ``epsilon`` at the subject's delta. In pure mode only ``epsilon`` is set."""
+    clip, which would by itself be ``epsilon`` at the subject's delta. In pure mode only ``epsilon`` is set.
+
+    Args:
+        epsilon: What the largest affordable release would cost by itself.
+        mu: Its Gaussian parameter.
+        noise_multiplier: Its noise relative to the clip.
+        planned: Entries of a plan not charged yet.
+    """
 
     epsilon: float
     mu: float | None = None

@@ -44,10 +44,30 @@ def guarantee(
     accountant: Accountant = "pld",
     time_limit: float = 60.0,
 ) -> Guarantee:
-    """What a fixed plan of releases promises at ``delta``.
+    """The guarantee of a plan of releases that was fixed in advance, by an accountant.
 
-    ``accountant``: ``"pld"`` is the tightest and the default; ``"rdp"`` is looser and always quick; ``"gdp"`` takes
-    only unsampled Gaussian (and pure-epsilon) releases and is exact for the former.
+    Args:
+        event: Everything that is released.
+        delta: The delta to report at.
+        neighbours: The neighbouring relation.
+        unit: The privacy unit, for the sentence.
+        accountant: ``"pld"`` (privacy loss distributions) is the tightest and the default; ``"rdp"`` (Renyi) is looser
+            and always quick; ``"gdp"`` takes only unsampled Gaussian (and pure-epsilon) releases and is exact for the
+            former.
+        time_limit: Seconds after which PLD gives way to RDP; the guarantee's notes say so.
+
+    Returns:
+        The guarantee, with lower bound and estimate where the accountant brackets it.
+
+    Raises:
+        UnsupportedEvent: No accountant can bound the event under this relation.
+        ValueError: An invalid delta or event.
+
+    Examples:
+        >>> from tacit.privacy import events, guarantee
+        >>> dpsgd = events.poisson(0.01, events.gaussian(1.0), steps=1000)  # 1,000 Poisson-subsampled Gaussian steps
+        >>> round(guarantee(dpsgd, delta=1e-5).epsilon, 2)
+        1.83
     """
     check_delta(delta)
     if accountant not in ACCOUNTANTS:
@@ -96,10 +116,27 @@ def noise_multiplier(
     time_limit: float = 60.0,
     tolerance: float = 1e-4,
 ) -> float:
-    """The smallest noise (to ``tolerance`` in epsilon, from the safe side) at which ``event(noise)`` fits the budget.
+    """The smallest noise multiplier (to ``tolerance`` in epsilon, on the safe side) at which ``event`` fits the budget.
 
-    ``event`` maps the noise multiplier to the whole plan: one release, T steps, a schedule ``lambda s: schedule([s,
-    s/2])``, Laplace queries, or a mixture of all these.
+    Args:
+        budget: What may be spent.
+        event: From the noise multiplier to everything that is released: one release, T steps, a schedule ``lambda s:
+            schedule([s, s/2])``, Laplace queries, or a mixture of all these.
+        neighbours: The neighbouring relation.
+        accountant: As in ``guarantee``.
+        time_limit: As in ``guarantee``.
+        tolerance: Of epsilon.
+
+    Returns:
+        The noise's standard deviation relative to the clip.
+
+    Raises:
+        ValueError: No noise fits the budget.
+
+    Examples:
+        >>> from tacit.privacy import Budget, events, noise_multiplier
+        >>> round(noise_multiplier(Budget(2.0, 1e-6), lambda s: events.gaussian(s, steps=20)), 1)
+        10.0
     """
     if not budget.private:
         return 0.0
@@ -155,22 +192,57 @@ def _stride(above: float, below: float) -> float:
 
 
 def renyi(event: DpEvent, neighbours: Neighbours, orders: Sequence[float]) -> list[float]:
-    """The Renyi divergence of a tree at each order; the divergences of separate releases add."""
+    """The Renyi divergence of a tree at each order; the divergences of separate releases add.
+
+    Args:
+        event: What is released.
+        neighbours: The neighbouring relation.
+        orders: Renyi orders above 1.
+
+    Returns:
+        One divergence per order.
+    """
     return _renyi(take_apart(event, neighbours), neighbours, orders)
 
 
 def epsilon_of_renyi(order: float, divergence: float, delta: float) -> float:
-    """(order, divergence)-RDP as epsilon at ``delta`` (Canonne, Kamath & Steinke 2020, proposition 12)."""
+    """(order, divergence)-RDP as epsilon at ``delta`` (Canonne, Kamath & Steinke 2020, proposition 12).
+
+    Args:
+        order: The Renyi order.
+        divergence: The divergence at that order.
+        delta: The allowed failure probability.
+
+    Returns:
+        The epsilon.
+    """
     return max(0.0, divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1))
 
 
 def renyi_of_epsilon(order: float, budget: Budget) -> float:
-    """The largest divergence at ``order`` that the budget pays for; negative if this order cannot serve it."""
+    """The largest divergence at ``order`` that the budget pays for; negative if this order cannot serve it.
+
+    Args:
+        order: The Renyi order.
+        budget: What may be spent.
+
+    Returns:
+        The divergence.
+    """
     return budget.epsilon - math.log1p(-1 / order) + math.log(budget.delta * order) / (order - 1)
 
 
 def best_order(budget: Budget, event: DpEvent | None = None, neighbours: Neighbours = Neighbours.ADD_REMOVE) -> float:
-    """The order at which the budget pays for the most of ``event`` (a plain Gaussian if none is given)."""
+    """The order at which the budget pays for the most of ``event`` (a plain Gaussian if none is given).
+
+    Args:
+        budget: What may be spent.
+        event: What it will be spent on.
+        neighbours: The neighbouring relation.
+
+    Returns:
+        The Renyi order.
+    """
     caps = [renyi_of_epsilon(order, budget) for order in ORDERS]
     costs = list(ORDERS) if event is None else renyi(event, neighbours, ORDERS)
     value, order = max((cap / cost if cost > 0 else 0.0, o) for cap, cost, o in zip(caps, costs, ORDERS, strict=True))
@@ -225,6 +297,13 @@ def halting(mean: float, shape: float) -> float:
 
     With t = log(1/gamma) the mean is shape (e^t - 1)/(1 - e^(-shape t)), at shape 0 its limit (e^t - 1)/t, and grows
     with t (Papernot & Steinke 2022, definition 1).
+
+    Args:
+        mean: The mean number of trials.
+        shape: The distribution's shape.
+
+    Returns:
+        t = log(1/gamma).
     """
     low, high = 0.0, 2 * math.log(mean) + 2
     while low < (middle := (low + high) / 2) < high:

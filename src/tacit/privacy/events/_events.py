@@ -32,6 +32,14 @@ class StreamDpEvent(DpEvent):  # type: ignore[misc]
     Each unit takes part in at most ``contributions`` steps, at least ``separation`` apart. The noise of the steps is
     drawn through ``strategy`` (see ``privacy.correlated``) in ``blocks`` of ``steps`` steps each, scaled by that
     strategy's sensitivity, so that however long the stream is, it costs what one release with this noise costs.
+
+    Args:
+        noise_multiplier: The noise of the equivalent single release, relative to the clip.
+        steps: Steps of one block.
+        strategy: How noise is correlated over steps.
+        contributions: The most participations of a unit.
+        separation: The least distance between two participations, in steps.
+        blocks: How many blocks of ``steps`` steps.
     """
 
     noise_multiplier: float
@@ -45,11 +53,19 @@ class StreamDpEvent(DpEvent):  # type: ignore[misc]
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class PassesDpEvent(StreamDpEvent):
-    """A stream in which each unit's own id decides its steps, so that nobody's depend on who else is there.
+    """A stream in which each unit's own id decides its participation, whatever other units are present.
 
     One unit more or less then changes the sums of that unit's steps alone: add-remove holds as well as the relations of
     fixed places, with factor 1. Under replace-one the unit that comes may have other steps than the one that goes, and
     the factor 2 covers both.
+
+    Args:
+        noise_multiplier: The noise of the equivalent single release, relative to the clip.
+        steps: The number of steps.
+        strategy: How noise is correlated over steps.
+        contributions: The participations of a unit.
+        separation: Their distance, in steps.
+        blocks: Always 1.
     """
 
     fixed_places: ClassVar[bool] = False
@@ -60,6 +76,9 @@ class NoisyMaxDpEvent(DpEvent):  # type: ignore[misc]
     """The index of the largest of several noisy scores, and nothing else: pure epsilon 2/noise_multiplier.
 
     ``noise_multiplier`` is the noise's scale relative to the most that one unit can move any one score.
+
+    Args:
+        noise_multiplier: The noise's scale relative to the most that one unit moves any one score.
     """
 
     noise_multiplier: float
@@ -92,42 +111,103 @@ _KNOWN: dict[str, type[DpEvent]] = {
 
 
 def gaussian(noise_multiplier: float, steps: int = 1) -> DpEvent:
-    """``steps`` noisy sums over everybody."""
+    """``steps`` Gaussian releases over all units (no subsampling).
+
+    Args:
+        noise_multiplier: The noise's standard deviation relative to the L2 bound (clip).
+        steps: How many.
+
+    Returns:
+        The event.
+    """
     return repeat(check(dp_event.GaussianDpEvent(noise_multiplier)), steps)
 
 
 def laplace(noise_multiplier: float, steps: int = 1) -> DpEvent:
-    """``steps`` queries with Laplace noise, its scale relative to the L1 bound."""
+    """``steps`` queries with Laplace noise, its scale relative to the L1 bound.
+
+    Args:
+        noise_multiplier: The noise's scale relative to the L1 bound.
+        steps: How many.
+
+    Returns:
+        The event.
+    """
     return repeat(check(dp_event.LaplaceDpEvent(noise_multiplier)), steps)
 
 
 def noisy_max(noise_multiplier: float) -> DpEvent:
-    """One private choice of the best of several candidates."""
+    """One private choice of the best of several candidates (report noisy max).
+
+    Args:
+        noise_multiplier: The noise's scale relative to the most that one unit moves any one score.
+
+    Returns:
+        The event.
+    """
     return check(NoisyMaxDpEvent(noise_multiplier))
 
 
 def poisson(sample_rate: float, event: DpEvent, steps: int = 1) -> DpEvent:
-    """``steps`` times: draw each unit with probability ``sample_rate``, then release ``event`` from that one draw."""
+    """``steps`` Poisson-subsampled releases: each draws every unit with probability ``sample_rate``, then releases
+    ``event``.
+
+    Args:
+        sample_rate: The probability with which a unit takes part, independently of all others.
+        event: Everything that is released from one draw.
+        steps: How many independent draws.
+
+    Returns:
+        The event.
+
+    Examples:
+        >>> from tacit.privacy import events
+        >>> events.releases(events.poisson(0.01, events.gaussian(1.0), steps=1000))
+        1000
+    """
     if not 0 < sample_rate <= 1:
         raise ValueError(f"A sample rate is a probability above 0; got {sample_rate:g}.")
     return repeat(check(event if sample_rate == 1 else dp_event.PoissonSampledDpEvent(sample_rate, event)), steps)
 
 
 def repeat_and_select(event: DpEvent, *, mean: float, shape: float) -> DpEvent:
-    """``event`` a random number of times, of which only the best outcome leaves (see ``privacy.selection``).
+    """``event`` a random number of times, of which only the best outcome is released (see ``privacy.selection``).
 
-    The number is drawn from the truncated negative binomial distribution of ``shape`` (1: geometric, 0: logarithmic)
-    on 1, 2, ... or, with ``shape=inf``, from the Poisson distribution, where it may be 0; ``mean`` is its mean.
+    The number of repetitions follows the truncated negative binomial distribution of ``shape`` (1: geometric, 0:
+    logarithmic) on 1, 2, ... or, with ``shape=inf``, the Poisson distribution, where it may be 0.
+
+    Args:
+        event: One repetition.
+        mean: The mean number of repetitions.
+        shape: The distribution's shape.
+
+    Returns:
+        The event.
     """
     return check(dp_event.RepeatAndSelectDpEvent(event, float(mean), float(shape)))
 
 
 def joint(noise_multipliers: Iterable[float]) -> DpEvent:
-    """Several sums of the same rows, each with its own noise: one Gaussian with 1/z^2 = sum 1/z_i^2."""
+    """Several sums of the same rows, each with its own noise: one Gaussian with 1/z^2 = sum 1/z_i^2.
+
+    Args:
+        noise_multipliers: One per sum, each relative to that sum's bound.
+
+    Returns:
+        The event.
+    """
     return check(dp_event.GaussianDpEvent(joint_noise(noise_multipliers)))
 
 
 def joint_noise(noise_multipliers: Iterable[float]) -> float:
+    """The noise multiplier of several Gaussian releases of the same rows as one: 1/z^2 = sum 1/z_i^2.
+
+    Args:
+        noise_multipliers: One per release.
+
+    Returns:
+        The joint noise multiplier.
+    """
     values = list(noise_multipliers)
     if any(value == 0 for value in values):
         return 0.0
@@ -138,7 +218,15 @@ def joint_noise(noise_multipliers: Iterable[float]) -> float:
 
 
 def schedule(noise_multipliers: Iterable[float], sample_rate: float = 1.0) -> DpEvent:
-    """One release per entry, each with its own noise (AdpAlloc's decaying sigma)."""
+    """One release per entry, each with its own noise (AdpAlloc's decaying sigma).
+
+    Args:
+        noise_multipliers: One per step.
+        sample_rate: The Poisson subsampling rate; 1 for all units in every step.
+
+    Returns:
+        The event.
+    """
     return compose(poisson(sample_rate, gaussian(value)) for value in noise_multipliers)
 
 
@@ -151,19 +239,51 @@ def stream(
     separation: int = 1,
     blocks: int = 1,
 ) -> DpEvent:
-    """A stream in which nobody takes part in more than ``contributions`` steps: one release in all."""
+    """A stream in which a unit takes part in at most ``contributions`` steps: one Gaussian release in all.
+
+    Args:
+        noise_multiplier: The noise of the equivalent single release, relative to the clip.
+        steps: Steps of one block.
+        strategy: How noise is correlated over steps (see ``privacy.correlated``).
+        contributions: The most participations of a unit.
+        separation: The least distance between two participations, in steps.
+        blocks: How many blocks of ``steps`` steps.
+
+    Returns:
+        The event.
+    """
     return check(StreamDpEvent(noise_multiplier, steps, strategy, contributions, separation, blocks))
 
 
 def passes(
     noise_multiplier: float, steps: int, *, strategy: str = "independent", contributions: int = 1, separation: int = 1
 ) -> DpEvent:
-    """A stream of training steps, of which each unit's own id says in which it takes part: one release in all."""
+    """A stream of training steps in which a unit's own id decides its participation: one Gaussian release in all.
+
+    Args:
+        noise_multiplier: The noise of the equivalent single release, relative to the clip.
+        steps: The number of steps.
+        strategy: How noise is correlated over steps (see ``privacy.correlated``).
+        contributions: The participations of a unit.
+        separation: Their distance, in steps.
+
+    Returns:
+        The event.
+    """
     plain = stream(noise_multiplier, steps, strategy=strategy, contributions=contributions, separation=separation)
     return PassesDpEvent(**attr.asdict(plain, recurse=False))
 
 
 def check_count(value: int, what: str) -> None:
+    """Validate a count: a positive integer.
+
+    Args:
+        value: The count.
+        what: Its name, for the message.
+
+    Raises:
+        ValueError: An invalid value.
+    """
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{what} must be whole and at least 1; got {value!r}.")
     if value > _MOST:
@@ -171,9 +291,18 @@ def check_count(value: int, what: str) -> None:
 
 
 def check(event: DpEvent, *, finite: bool = False, depth: int = 0) -> DpEvent:
-    """The event, if every number of it and of what is inside it is in its range; refused otherwise.
+    """Validate an event tree: every number of it must be in its range.
 
-    ``finite``: noise must be finite, too. An accountant may ask about infinite noise, but no mechanism draws it.
+    Args:
+        event: The event tree.
+        finite: Noise must be finite, too. An accountant may be asked about infinite noise, but no mechanism draws it.
+        depth: How deep in the tree this call is.
+
+    Returns:
+        The event itself.
+
+    Raises:
+        ValueError: An invalid value.
     """
     if depth > _DEEPEST:
         raise ValueError(f"An event is nested at most {_DEEPEST} deep.")
@@ -257,16 +386,41 @@ def _check_strategy(strategy: str) -> None:
 
 
 def compose(events: Iterable[DpEvent]) -> DpEvent:
+    """Several events, one after the other.
+
+    Args:
+        events: The parts, in order.
+
+    Returns:
+        The event.
+    """
     return dp_event.ComposedDpEvent(list(events))
 
 
 def repeat(event: DpEvent, times: int) -> DpEvent:
+    """The same event, ``times`` times, with independent noise.
+
+    Args:
+        event: The part.
+        times: How often.
+
+    Returns:
+        The event.
+    """
     check_count(times, "The number of releases")
     return event if times == 1 else dp_event.SelfComposedDpEvent(event, times)
 
 
 def leaves(event: DpEvent, times: int = 1) -> Iterator[tuple[DpEvent, int]]:
-    """The single releases of a tree in their order, each with how often it happens in a row."""
+    """The single releases of a tree in their order, each with how often it happens in a row.
+
+    Args:
+        event: The event tree.
+        times: How often the whole tree is repeated.
+
+    Returns:
+        Pairs of a single release and its count.
+    """
     if isinstance(event, dp_event.SelfComposedDpEvent):
         check_count(event.count, "The number of releases")
         inner = list(leaves(event.event))
@@ -286,13 +440,29 @@ def leaves(event: DpEvent, times: int = 1) -> Iterator[tuple[DpEvent, int]]:
 
 
 def releases(event: DpEvent) -> int:
-    """How often a mechanism may be called on a tree: once per leaf, and once per step of a stream."""
+    """How often a mechanism may be called on a tree: once per leaf, and once per step of a stream.
+
+    Args:
+        event: The event tree.
+
+    Returns:
+        The number of mechanism calls.
+    """
     parts = leaves(event)
     return sum(n * (e.steps * e.blocks if isinstance(e, StreamDpEvent) else 1) for e, n in parts)
 
 
 def same(one: DpEvent, other: DpEvent, *, within: float = 1e-12) -> bool:
-    """Whether two trees release the same in the same order, their noises equal up to rounding."""
+    """Whether two trees release the same in the same order, their noises equal up to rounding.
+
+    Args:
+        one: An event tree.
+        other: Another.
+        within: The relative tolerance of noise multipliers.
+
+    Returns:
+        True if they are the same.
+    """
     mine, its = list(leaves(one)), list(leaves(other))
     return len(mine) == len(its) and all(
         times == again and _alike(to_json(a), to_json(b), within)
@@ -309,7 +479,14 @@ def _alike(one: Any, other: Any, within: float) -> bool:
 
 
 def gaussian_noise(event: DpEvent) -> float | None:
-    """The noise of a tree of Gaussians as one joint release; None if there is anything else in it."""
+    """The noise of a tree of Gaussians as one joint release; None if there is anything else in it.
+
+    Args:
+        event: The event tree.
+
+    Returns:
+        The noise multiplier, or None.
+    """
     parts = list(leaves(event))
     if not all(isinstance(leaf, dp_event.GaussianDpEvent) for leaf, _ in parts):
         return None
@@ -317,12 +494,30 @@ def gaussian_noise(event: DpEvent) -> float | None:
 
 
 def is_sampled(event: DpEvent) -> bool:
+    """Whether an event tree has Poisson subsampling in it.
+
+    Args:
+        event: The event tree.
+
+    Returns:
+        True if it has.
+    """
     sampled = dp_event.PoissonSampledDpEvent | dp_event.SampledWithoutReplacementDpEvent
     return any(isinstance(leaf, sampled) for leaf, _ in leaves(event))
 
 
 def to_json(event: DpEvent) -> dict[str, Any]:
-    """A tree as plain data, the form in which the ledger keeps it; refused if a number of it is out of its range."""
+    """A tree as plain data, the form in which the ledger keeps it; refused if a number of it is out of its range.
+
+    Args:
+        event: The event tree.
+
+    Returns:
+        Plain data for JSON.
+
+    Raises:
+        ValueError: An invalid value.
+    """
     return _tree(check(event))
 
 
@@ -332,7 +527,17 @@ def _tree(event: DpEvent) -> dict[str, Any]:
 
 
 def from_json(data: dict[str, Any]) -> DpEvent:
-    """The tree that ``to_json`` wrote; refused if a number of it is out of its range."""
+    """The tree that ``to_json`` wrote; refused if a number of it is out of its range.
+
+    Args:
+        data: What ``to_json`` returned.
+
+    Returns:
+        The event tree.
+
+    Raises:
+        ValueError: An unknown event or an invalid value.
+    """
     return check(_event(data))
 
 

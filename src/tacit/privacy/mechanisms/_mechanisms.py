@@ -35,16 +35,40 @@ _WIDEST = 2.0**55  # of Laplace noise, in grid steps: 64 bits are passed with a 
 
 
 def gaussian(total: BoundedSum, receipt: Receipt, *, noise: Mapping[str, float] | None = None) -> Released:
-    """Release a gradient-sized sum with Gaussian noise, all its blocks in one go.
+    """Release a gradient-sized sum with Gaussian noise, all its blocks in one call (the Gaussian mechanism).
 
     By default every coordinate gets the same noise: the receipt's noise multiplier times the joint bound of the blocks.
-    ``noise`` gives each block its own multiplier instead (relative to that block's bound), as AdpClip does for
-    gradient and count; together they must cost no more than the receipt states.
 
     Formal guarantee: one unit moves the blocks jointly by at most the relation's factor times sqrt(sum (bound_i /
     std_i)^2) standard deviations, which is the factor over the receipt's noise multiplier: the charged Gaussian. Sum
     and noise are rounded to a public grid before they are added, which makes this true of the floats that leave, too;
     what the rounding moves is in the noise (``privacy.grids``).
+
+    Args:
+        total: A sum with its per-unit bounds, such as ``gradients.clipped_sum`` returns.
+        receipt: Pays for the release; one release of it is consumed before any noise is drawn.
+        noise: A multiplier per block instead (relative to that block's bound), as AdpClip has for gradient and count;
+            together they must cost no more than the receipt states.
+
+    Returns:
+        The noisy sum, one tensor per name. Public.
+
+    Raises:
+        ReceiptError: The receipt does not cover this release: other kind, used up, a larger bound.
+        ValueError: The noise is too small or too large for a public grid.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from tacit.gradients import clipped_sum
+        >>> from tacit.privacy import Budget, Ledger, events, mechanisms
+        >>> ledger = Ledger("sqlite://")
+        >>> subject = ledger.subject("visits", Budget(epsilon=2.0, delta=1e-6))
+        >>> receipt = ledger.charge(subject, events.gaussian(4.0), stage="finetune")
+        >>> loss = lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1], reduction="none").mean(1)
+        >>> total = clipped_sum(nn.Linear(3, 1), loss, (torch.ones(8, 3), torch.zeros(8, 1)), clip=1.0)
+        >>> sorted(mechanisms.gaussian(total, receipt))
+        ['bias', 'weight']
     """
     bounds = _bounds(total)
     event, release, key = _take_gaussian(receipt, _joint(bounds))
@@ -62,6 +86,12 @@ class GaussianStream:
     the sum is: each step is post-processing of the joint Gaussian (``privacy.grids``). All of it holds for one sequence
     of steps, so a receipt has one stream at a time: opening a new one (which starts a new block) ends the one before,
     and a stream is never copied.
+
+    Args:
+        receipt: Covers a ``StreamDpEvent``.
+
+    Raises:
+        ReceiptError: The receipt covers something else.
     """
 
     def __init__(self, receipt: Receipt) -> None:
@@ -80,7 +110,18 @@ class GaussianStream:
         self._mixer = self.strategy.mixer()
 
     def release(self, total: BoundedSum, *, noise: Mapping[str, float] | None = None) -> Released:
-        """The next step's sum with its noise."""
+        """The next step's sum with its noise.
+
+        Args:
+            total: The step's sum with its bounds.
+            noise: A multiplier per block, as in ``gaussian``.
+
+        Returns:
+            The noisy sum. Public.
+
+        Raises:
+            ReceiptError: The stream is over, or another one was opened on this receipt.
+        """
         bounds = _bounds(total)
         with self._lock:
             if self.receipt._use.get("stream") is not self:
@@ -105,6 +146,16 @@ def gaussian_query(query: GridSum, receipt: Receipt) -> Tensor:
     what one gets by adding N(0, s^2) and then drawing an integer from the discrete Gaussian of variance 9 around the
     result: that integer's normaliser is constant to 2 exp(-2 pi^2 9) (Poisson summation), so the two densities
     convolve as continuous ones do. The release is post-processing of the Gaussian that was charged.
+
+    Args:
+        query: A bounded sum from ``grid_sum``.
+        receipt: Pays for the release.
+
+    Returns:
+        The noisy sums. Public.
+
+    Raises:
+        ReceiptError: The receipt does not cover this release.
     """
     bound = _bound(query, "l2", receipt)
     event, release, key = _take_gaussian(receipt, bound)
@@ -125,6 +176,26 @@ def laplace(query: GridSum, receipt: Receipt) -> Tensor:
     only). A contribution that is spread over several values costs no more than one of the same L1 norm in one value:
     with shifts e_i that add up to e, and |a| <= e, the integral of min(p, exp(a) q) is at least the product over i of
     those of min(p_i, exp(a e_i / e) q_i), which is exp((a - e) / 2), the value for one shift of e.
+
+    Args:
+        query: A bounded sum from ``grid_sum``.
+        receipt: Pays for the release.
+
+    Returns:
+        The noisy sums. Public.
+
+    Raises:
+        ReceiptError: The receipt does not cover this release.
+
+    Examples:
+        >>> import torch
+        >>> from tacit.privacy import Budget, Ledger, events, grid_sum, mechanisms
+        >>> ledger = Ledger("sqlite://")
+        >>> subject = ledger.subject("ages", Budget(epsilon=1.0, delta=0.0))
+        >>> receipt = ledger.charge(subject, events.laplace(2.0), stage="statistics")  # epsilon 1/2
+        >>> noisy = mechanisms.laplace(grid_sum(torch.tensor([31.0, 47.0]), low=0.0, high=100.0), receipt)
+        >>> receipt.used
+        1
     """
     bound = _bound(query, "l1", receipt)
     event, release, key = consume(receipt, dp_event.LaplaceDpEvent, bound)
@@ -159,6 +230,16 @@ def noisy_max(scores: GridSum, receipt: Receipt) -> int:
 
     Formal guarantee: if one unit moves every score by at most d, the index is pure (2d/b)-DP for noise of scale b
     (McKenna & Sheldon 2020, permute-and-flip: exponential noise); d is the relation's factor times the score's bound.
+
+    Args:
+        scores: One bounded sum per candidate.
+        receipt: Pays for the release.
+
+    Returns:
+        The index of the chosen candidate. Public.
+
+    Raises:
+        ReceiptError: The receipt does not cover this release.
     """
     bound = _bound(scores, "linf", receipt)
     event, release, key = consume(receipt, NoisyMaxDpEvent, bound)
@@ -173,8 +254,13 @@ def noisy_max(scores: GridSum, receipt: Receipt) -> int:
 def check(total: BoundedSum, event: DpEvent, *, noise: Mapping[str, float] | None = None) -> None:
     """Refuse, before a charge, an event whose noise no public grid holds for sums like this (its values are not read).
 
+    Args:
+        total: A sum like those that will be released; its values are not read.
+        event: What will be charged.
+        noise: A multiplier per block, as in ``gaussian``.
+
     Raises:
-        ValueError: what ``gaussian`` or ``GaussianStream`` would refuse once the charge is made.
+        ValueError: What ``gaussian`` or ``GaussianStream`` would refuse once the charge is made.
     """
     most = 0.0
     for leaf in (released(leaf) for leaf, _ in leaves(event)):
@@ -191,7 +277,14 @@ def check(total: BoundedSum, event: DpEvent, *, noise: Mapping[str, float] | Non
 
 
 def strategy_of(event: StreamDpEvent) -> Strategy:
-    """The correlated-noise strategy that an event names: ``"buffered"``, or ``"banded:16"`` with its size."""
+    """The correlated-noise strategy that an event names: ``"buffered"``, or ``"banded:16"`` with its size.
+
+    Args:
+        event: The stream.
+
+    Returns:
+        The strategy over one block of the stream.
+    """
     name, _, size = event.strategy.partition(":")
     sizes = {"banded": "bands", "buffered": "buffers"}
     options = {sizes[name]: int(size)} if size and name in sizes else {}

@@ -17,11 +17,21 @@ randomness, fresh_randomness = generators.randomness, generators.fresh_randomnes
 
 
 def draw(receipt: Receipt, people: int) -> Tensor:
-    """The units, of 0 to ``people`` - 1, that take part in the receipt's next release, in ascending order.
+    """The Poisson subsample of the units 0 to ``people`` - 1 for the receipt's next release, in ascending order.
 
     Formal guarantee: each unit is drawn with at most the charged probability (a uniform of 53 bits is compared with
     it), independently of all others and of every other release; asking again before the release gives the same units.
     The draw binds the receipt: its next release is the one whose rate was used, and any other kind is refused.
+
+    Args:
+        receipt: A live receipt whose next release is Poisson-subsampled.
+        people: How many units there are. Private.
+
+    Returns:
+        The numbers of the drawn units. Private.
+
+    Raises:
+        ReceiptError: The next release is not subsampled.
     """
     rate, number, key = upcoming(receipt, bind=True)
     if not 0 < rate <= 1:
@@ -36,6 +46,14 @@ def uniforms(receipt: Receipt, units: int, each: int) -> Tensor:
 
     They are independent of the draw and of the noise, and alike for everybody: which rows a unit shows is as likely
     whoever else was drawn, so one unit more or less changes a sum by what that unit adds.
+
+    Args:
+        receipt: A live receipt.
+        units: How many units were drawn.
+        each: How many numbers each of them needs.
+
+    Returns:
+        Units x ``each``. Private.
     """
     _, number, key = upcoming(receipt)
     return key.uniforms(number, units * each, _UNIFORMS).view(units, each)
