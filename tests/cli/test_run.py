@@ -43,7 +43,7 @@ BAD = [
     (["run", "missing.toml"], "There is no recipe at missing.toml."),
     (["run", "."], "is a folder"),
     (["run", "kind.toml"], "kind.toml: there is no kind 'adopt'; did you mean 'adapt'?"),
-    (["run", "less.toml"], "less.toml: a recipe says what it is: add kind = "),
+    (["run", "less.toml"], "less.toml, line 1: there is no key 'steps'; the keys are budget, title, model, "),
     (["run", "broken.toml"], "broken.toml is not valid TOML"),
     (["card", "missing"], "There is no ledger, run, checkpoint or saved result at missing."),
     (["card", "file"], "file is neither a ledger, nor a checkpoint of tacit"),

@@ -22,9 +22,11 @@ from tacit.data._records import Rows
 from tacit.data._tensor_records import Table
 from tacit.finetune import DPFTRL, DPGD, DPSGD, Optimizer
 from tacit.finetune._evaluation import right_by_unit
+from tacit.finetune._sources import as_records
 from tacit.finetune._tasks import Classes, Labels
 from tacit.privacy import Budget, BudgetExceeded, Ledger, Neighbours, Receipt, ReceiptError, Unit, events, mechanisms
 from tacit.tune import _trials
+from tacit.tune._sampled import is_sampled
 from tacit.tune._trials import Job
 
 BOX = tune.Space(lr=(0.1, 1.0), steps=(2, 4))
@@ -229,7 +231,7 @@ def test_a_row_that_cannot_be_read_fails_no_trial() -> None:
 
 @pytest.mark.parametrize("broken", [{0}, {0, 1, 2, 3}])
 def test_a_score_does_not_fail_whoever_cannot_be_read(broken: set[int]) -> None:
-    records = finetune.sources.as_records(Unreadable(4, broken), Unit.SAMPLE)
+    records = as_records(Unreadable(4, broken), Unit.SAMPLE)
     like = Rows(torch.zeros(1, 6), torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long))
     found = right_by_unit(probe(), records, Classes(3), like=like)  # known before the charge
     assert len(found) == 4
@@ -300,7 +302,7 @@ def by_batch(hyperparameters: tune.Hyperparameters) -> Optimizer:
 def test_a_box_of_batches_is_sampled_if_any_of_them_is(batch: tuple[int, int], sampled: bool) -> None:
     trainable = tune.Finetuning(probe(), rows(), classes=3, size=400, optimizer=by_batch)
     box = tune.Space(lr=(0.1, 1.0), steps=(2, 4), batch=batch)
-    assert tune.sampled.is_sampled(trainable, box) is sampled
+    assert is_sampled(trainable, box) is sampled
 
 
 # What a secret number of trials says
