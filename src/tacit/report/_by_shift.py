@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
@@ -76,7 +77,7 @@ def _panels(
         else:
             _compare(axes, heights, arms[name], arms[reference])
         _draw_dots(axes, heights, arms[name], theme.COLOURS[0], "o", "", size=5.5)
-        axes.set_title(_with_mean(name, arms[name]), size=9)
+        axes.set_title(textwrap.fill(_with_mean(name, arms[name]), 90 // across), size=9)
         if place >= len(names) - across:
             axes.set_xlabel(label, size=8)
             axes.tick_params(axis="x", labelbottom=True, labelsize=8)

@@ -111,9 +111,10 @@ def _figure(given: Figure | Picture, name: str) -> str:
     from tacit.report import theme
 
     picture = given if isinstance(given, Picture) else Picture(given)
-    drawn = theme.svg(picture.figure, name, picture.alt or picture.caption)
+    alt = picture.alt or picture.caption
+    wide, slim = theme.svg(picture.figure, name, alt), theme.svg(theme.narrow(picture.figure), f"{name}-narrow", alt)
     caption = f"<figcaption>{html.escape(picture.caption)}</figcaption>" if picture.caption else ""
-    return f'<figure class="plot"><div class="scroll" tabindex="0">{drawn}</div>{caption}</figure>'
+    return f'<figure class="plot"><div class="wide">{wide}</div><div class="narrow">{slim}</div>{caption}</figure>'
 
 
 def _banner(banner: Banner) -> str:

@@ -1,5 +1,6 @@
 """How figures look, and how they get into a page."""
 
+from tacit.report.theme._narrow import narrow
 from tacit.report.theme._theme import (
     COLOURS,
     DARK,
@@ -36,6 +37,7 @@ __all__ = [
     "end_labels",
     "figure",
     "mark",
+    "narrow",
     "png",
     "png_element",
     "styled",
