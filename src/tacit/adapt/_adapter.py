@@ -44,12 +44,9 @@ class Options(TypedDict, total=False):
 
 
 class Adapter:
-    """A model that adapts to the stream of images it is shown.
+    """A model that adapts to the unlabelled stream of images that it is shown.
 
     `adapter(images)` returns the logits of the parameters from *before* this batch and then updates them.
-
-    `unit` says what a unit is. A row is a "sample"; anything else ("patient") needs `unit_ids` with every batch, and
-    is refused without.
 
     Formal guarantee of the private form (`privacy=DP(...)`): unit, a row, or all rows with the same of the `unit_ids`;
     neighbours, two streams of the same length and batch sizes that differ in one unit's rows (replaced by those of a
@@ -59,6 +56,29 @@ class Adapter:
     long the stream is. Filters that read the past, SAR's second gradient and its reset are not there; what follows the
     noise reads only released values. What a person is told about their own image depends on their own image: the
     guarantee covers everyone else's.
+
+    Args:
+        model: The source model; it is adapted in place.
+        method: What is minimised: `tent()`, `eata()`, ...
+        privacy: None, `Clip` or `DP`.
+        batch_size: The denominator of every update. A batch may have fewer rows, never more.
+        lr: The learning rate.
+        momentum: Of "sgd".
+        optimizer: "sgd" or "adam".
+        scheme: Which parameters are adapted; see `models.select`.
+        classes: A mask over the classes that may occur; predictions stay over all.
+        ledger: Where the stream is charged.
+        subject: The stream's name in the ledger.
+        unit: The kind of unit. A row is a "sample"; anything else ("patient") needs `unit_ids` with every batch, and is
+            refused without.
+        seed: Reproducible noise: not private.
+        lease: Steps that are recorded as used at a time.
+        microbatch: The most rows in memory at a time.
+        curator: Receives each step's sum, private facts included.
+
+    Raises:
+        ValueError: An invalid option; before anything is charged.
+        BudgetExceeded: The subject cannot afford the stream; nothing was charged.
     """
 
     def __init__(
@@ -121,12 +141,19 @@ class Adapter:
     def __call__(
         self, images: Tensor, *, unit_ids: Tensor | Sequence[int] | Sequence[str] | None = None, units: Any = None
     ) -> Tensor:
-        """Predict each image with the parameters as they are, then learn from the batch.
+        """Predict each image with the parameters as they are, then update them by the batch.
 
-        `unit_ids` (one integer or string per row) says whose each row is: the rows of a unit in a batch count as one,
-        and a unit beyond its `contributions` (or too soon) gets predictions and contributes nothing. So do rows with
-        values that are not finite; for their prediction such values count as zero. `units` is an earlier name of
-        `unit_ids`, and warns.
+        Args:
+            images: Float images, rows first; at most `batch_size`.
+            unit_ids: One integer or string per row: whose it is. The rows of a unit in a batch count as one, and a unit
+                beyond its `contributions` (or too soon) gets predictions and contributes nothing. So do rows with
+                values that are not finite; for their prediction such values count as zero.
+
+        Returns:
+            Logits, one line per image.
+
+        Raises:
+            ValueError: Invalid images or ids; the batch has contributed nothing.
         """
         if units is not None:
             if unit_ids is not None:

@@ -25,7 +25,17 @@ def tent() -> Method:
 def eata(
     *, margin: float = 0.4, similarity: float = 0.05, anchor: Fisher | None = None, fisher_alpha: float = 1.0
 ) -> Method:
-    """Trust certain and unusual predictions more, and stay near the source model (Niu et al., 2022)."""
+    """Trust certain and unusual predictions more, and stay near the source model (Niu et al., 2022).
+
+    Args:
+        margin: The entropy threshold, as a share of ln K.
+        similarity: The redundancy threshold.
+        anchor: Fisher information from public images.
+        fisher_alpha: The weight of the pull towards the source model.
+
+    Returns:
+        A method for `Adapter`.
+    """
     return Method(
         name="EATA",
         filters=(EntropyFilter(margin), RedundancyFilter(similarity)),
@@ -40,6 +50,15 @@ def sar(*, margin: float = 0.4, radius: float = 0.05, recovery: float = 0.029, s
 
     `recovery` is a share of ln K like all thresholds: 0.029 is the published 0.2 for 1,000 classes. `share` leaves out
     the last quarter of the normalisation layers, as SAR does in a ViT (blocks 0 to 8 of 12).
+
+    Args:
+        margin: The entropy threshold, as a share of ln K.
+        radius: The length of the perturbation.
+        recovery: Reset below this share of ln K.
+        share: Which part of the normalisation layers is adapted.
+
+    Returns:
+        A method for `Adapter`.
     """
     return Method(
         name="SAR",
@@ -59,7 +78,18 @@ def deyo(
     patches: int = 4,
     share: float = 0.75,
 ) -> Method:
-    """Trust predictions that need the object's shape: shuffled patches must hurt them (Lee et al., 2024)."""
+    """Trust predictions that need the object's shape: shuffled patches must hurt them (Lee et al., 2024).
+
+    Args:
+        margin: The entropy threshold, as a share of ln K.
+        weight_margin: Of the entropy weight.
+        threshold: The least PLPD.
+        patches: Patches per side that are shuffled.
+        share: Which part of the normalisation layers is adapted.
+
+    Returns:
+        A method for `Adapter`.
+    """
     return Method(
         name="DeYO",
         filters=(EntropyFilter(margin), PLPDFilter(threshold)),
@@ -71,7 +101,16 @@ def deyo(
 
 
 def come(base: Base = "tent", *, evidence: Literal["opinion", "paper"] = "opinion", **constants: object) -> Method:
-    """Minimise the entropy of an opinion that may withhold judgement, alone or inside another method."""
+    """COME's method: the entropy of an opinion that may withhold judgement, alone or inside another method.
+
+    Args:
+        base: The method that it is used in.
+        evidence: How logits become an opinion.
+        **constants: Of the base method.
+
+    Returns:
+        A method for `Adapter`.
+    """
     if base not in BASES:
         raise ValueError(f"COME's base is one of {', '.join(BASES)}, not {base!r}.")
     if evidence not in ("opinion", "paper"):
@@ -82,7 +121,25 @@ def come(base: Base = "tent", *, evidence: Literal["opinion", "paper"] = "opinio
 
 
 def Tent(model: nn.Module, *, privacy: Privacy = None, **options: Unpack[Options]) -> Adapter:  # noqa: N802
-    """An adapter that runs Tent; see `Adapter` for the options and the guarantee."""
+    """Tent: test-time adaptation by entropy minimisation (Wang et al., 2021). See `Adapter` for the guarantee.
+
+    Args:
+        model: The source model; it is adapted in place.
+        privacy: None (plain), `Clip(C)` (clipping only, not private) or `DP(epsilon, ...)`.
+        **options: Arguments of `Adapter`: batch_size, lr, momentum, optimizer, scheme, ledger, subject, unit, ...
+
+    Returns:
+        An adapter; call it with a batch of images to get logits.
+
+    Examples:
+        >>> import torch
+        >>> from tacit import adapt, models
+        >>> privacy = adapt.DP(epsilon=1.0, delta=1e-6, clip=0.5)
+        >>> adapter = adapt.Tent(models.embedded(), privacy=privacy, batch_size=8, lr=0.01)
+        >>> logits = adapter(torch.rand(8, 1, 28, 28))
+        >>> logits.shape, round(adapter.guarantee.epsilon, 3)
+        (torch.Size([8, 10]), 1.0)
+    """
     return Adapter(model, tent(), privacy=privacy, **options)
 
 
@@ -96,7 +153,20 @@ def EATA(  # noqa: N802
     fisher_alpha: float = 1.0,
     **options: Unpack[Options],
 ) -> Adapter:
-    """An adapter that runs EATA; `anchor` comes from `adapt.fisher` on public images."""
+    """EATA: weighted and filtered entropy minimisation that stays near the source model (Niu et al., 2022).
+
+    Args:
+        model: The source model; it is adapted in place.
+        privacy: None, `Clip` or `DP`.
+        margin: The entropy threshold, as a share of ln K.
+        similarity: The redundancy threshold (cosine similarity).
+        anchor: Fisher information from `adapt.fisher` on public images.
+        fisher_alpha: The weight of the pull towards the source model.
+        **options: Arguments of `Adapter`.
+
+    Returns:
+        An adapter.
+    """
     method = eata(margin=margin, similarity=similarity, anchor=anchor, fisher_alpha=fisher_alpha)
     return Adapter(model, method, privacy=privacy, **options)
 
@@ -111,7 +181,22 @@ def SAR(  # noqa: N802
     share: float = 0.75,
     **options: Unpack[Options],
 ) -> Adapter:
-    """An adapter that runs SAR; in its private form it climbs along the last released gradient."""
+    """SAR: sharpness-aware and reliable entropy minimisation (Niu et al., 2023).
+
+    In its private form the perturbation follows the last released gradient.
+
+    Args:
+        model: The source model; it is adapted in place.
+        privacy: None, `Clip` or `DP`.
+        margin: The entropy threshold, as a share of ln K.
+        radius: The length of the perturbation.
+        recovery: Reset to the source model when the mean entropy falls below this share of ln K.
+        share: Which part of the normalisation layers is adapted, from the first on.
+        **options: Arguments of `Adapter`.
+
+    Returns:
+        An adapter.
+    """
     method = sar(margin=margin, radius=radius, recovery=recovery, share=share)
     return Adapter(model, method, privacy=privacy, **options)
 
@@ -127,7 +212,23 @@ def DeYO(  # noqa: N802
     share: float = 0.75,
     **options: Unpack[Options],
 ) -> Adapter:
-    """An adapter that runs DeYO; its weights are inside the loss that is clipped."""
+    """DeYO: entropy minimisation weighted by how much a prediction depends on the object's shape (Lee et al., 2024).
+
+    The weights are inside the loss that is clipped.
+
+    Args:
+        model: The source model; it is adapted in place.
+        privacy: None, `Clip` or `DP`.
+        margin: The entropy threshold, as a share of ln K.
+        weight_margin: Of the entropy weight.
+        threshold: The least PLPD (pseudo-label probability difference).
+        patches: Patches per side that are shuffled.
+        share: Which part of the normalisation layers is adapted, from the first on.
+        **options: Arguments of `Adapter`.
+
+    Returns:
+        An adapter.
+    """
     method = deyo(margin=margin, weight_margin=weight_margin, threshold=threshold, patches=patches, share=share)
     return Adapter(model, method, privacy=privacy, **options)
 
@@ -141,6 +242,19 @@ def COME(  # noqa: N802
     anchor: Fisher | None = None,
     **options: Unpack[Options],
 ) -> Adapter:
-    """An adapter that runs COME, alone or inside `base`, with the base's published constants."""
+    """COME: conservative entropy minimisation (Zhang et al., 2024), alone or inside `base`, with the base's published
+    constants.
+
+    Args:
+        model: The source model; it is adapted in place.
+        base: The method that COME's uncertainty is used in.
+        evidence: How logits become an opinion; "paper" is equation 8 as printed.
+        privacy: None, `Clip` or `DP`.
+        anchor: Fisher information, for the base EATA.
+        **options: Arguments of `Adapter`.
+
+    Returns:
+        An adapter.
+    """
     constants: dict[str, object] = {"anchor": anchor} if base == "eata" else {}
     return Adapter(model, come(base, evidence=evidence, **constants), privacy=privacy, **options)

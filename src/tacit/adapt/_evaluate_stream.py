@@ -17,7 +17,13 @@ from tacit.data import Stream
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Accuracy in percent, on data declared public."""
+    """Accuracy in percent, on data declared public.
+
+    Args:
+        accuracy: By shift, in the stream's order.
+        seconds: Time taken.
+        steps: Batches seen.
+    """
 
     accuracy: dict[str, float]  # by shift, in the stream's order
     seconds: float
@@ -36,9 +42,22 @@ def follow(
     public: bool = False,
     on_rows: Callable[[int], None] | None = None,
 ) -> Scores:
-    """Show a stream to an adapter (or to a plain model, which stays as it is) and score its predictions.
+    """Evaluate an adapter (or a plain model, which stays as it is) on a stream.
 
     Scores are exact, so the labels must be declared public. An episodic stream resets the adapter at each new shift.
+
+    Args:
+        predictor: The adapter or model.
+        stream: The stream.
+        batch_size: Rows per batch.
+        public: Must be True: the caller declares the labels public.
+        on_rows: Called with the number of rows seen so far.
+
+    Returns:
+        The accuracy under each shift.
+
+    Raises:
+        ValueError: The labels are not declared public.
     """
     if not public:
         raise ValueError("Scores are computed without noise: say public=True if this data is public.")

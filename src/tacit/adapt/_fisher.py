@@ -15,23 +15,49 @@ from tacit.models import select
 
 @dataclass(frozen=True)
 class Fisher:
-    """omega of each parameter and where it was measured: R = sum omega (theta - theta_0)^2."""
+    """omega of each parameter and where it was measured: R = sum omega (theta - theta_0)^2.
+
+    Args:
+        importance: omega of each parameter.
+        origin: Where it was measured.
+    """
 
     importance: dict[str, Tensor] = field(repr=False)
     origin: dict[str, Tensor] = field(repr=False)
 
     def gradient(self, name: str, value: Tensor) -> Tensor:
-        """dR / d theta, zero for a parameter that was not measured."""
+        """dR / d theta, zero for a parameter that was not measured.
+
+        Args:
+            name: The parameter's name.
+            value: Its value.
+
+        Returns:
+            The gradient.
+        """
         if name not in self.importance:
             return torch.zeros_like(value)
         return 2 * self.importance[name] * (value - self.origin[name])
 
 
 def fisher(model: nn.Module, images: Tensor, *, public: bool = False, scheme: str = "norms", chunk: int = 64) -> Fisher:
-    """Measure omega on images declared public: the mean over rows of the squared gradient of each row's own loss.
+    """Fisher information (omega) on public images: the mean over rows of the squared gradient of each row's own loss.
 
     The loss is the cross entropy against the model's own prediction. (EATA's code squares the gradient of a batch's
     mean: another scale.) The model is left as it was.
+
+    Args:
+        model: The source model.
+        images: Public images.
+        public: Must be True: the caller declares the images public.
+        scheme: Which parameters.
+        chunk: Rows in memory at a time.
+
+    Returns:
+        omega and where it was measured, for `EATA(anchor=...)`.
+
+    Raises:
+        ValueError: The images are not declared public.
     """
     if not public:
         raise ValueError("The anchor is measured without noise: say public=True if these images are public.")

@@ -30,7 +30,11 @@ class Filter(ABC):
 
 @dataclass(frozen=True)
 class EntropyFilter(Filter):
-    """Rows less uncertain than `margin` ln K (EATA's filter 1, SAR's, DeYO's first)."""
+    """Rows less uncertain than `margin` ln K (EATA's filter 1, SAR's, DeYO's first).
+
+    Args:
+        margin: The threshold, as a share of ln K.
+    """
 
     margin: float = 0.4
 
@@ -40,7 +44,11 @@ class EntropyFilter(Filter):
 
 @dataclass(frozen=True)
 class RedundancyFilter(Filter):
-    """Rows whose prediction is unlike the moving average of past ones (EATA's filter 2)."""
+    """Rows whose prediction is unlike the moving average of past ones (EATA's filter 2).
+
+    Args:
+        similarity: The largest cosine similarity that is kept.
+    """
 
     similarity: float = 0.05
     per_sample = False
@@ -54,7 +62,11 @@ class RedundancyFilter(Filter):
 
 @dataclass(frozen=True)
 class PLPDFilter(Filter):
-    """Rows whose prediction suffers when the image's patches are shuffled (DeYO's second)."""
+    """Rows whose prediction suffers when the image's patches are shuffled (DeYO's second).
+
+    Args:
+        threshold: The least PLPD that is kept.
+    """
 
     threshold: float = 0.2
 
@@ -65,7 +77,22 @@ class PLPDFilter(Filter):
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """What is minimised: weight(row) * uncertainty(row) over the rows that pass the filters. Plain, it is Tent."""
+    """What is minimised: weight(row) * uncertainty(row) over the rows that pass the filters. Plain, it is Tent.
+
+    Args:
+        name: What reports call it.
+        uncertainty: From logits to one number per row.
+        filters: Which rows take part.
+        certainty_weight: The margin of the weight exp(margin ln K - H) (EATA, DeYO).
+        structure_weight: Add exp(PLPD) to the weight (DeYO).
+        patches: Per side, where shuffled images are needed.
+        anchor: From public data, hence free: pulls towards the source model.
+        fisher_alpha: The weight of that pull.
+        sharpness: The radius of SAR's perturbation.
+        filter_again: SAR's: filter once more after the perturbation.
+        recovery: SAR's: reset to the source when the mean uncertainty falls below this share of ln K.
+        share: Of the normalisation layers, from the first on.
+    """
 
     name: str = "Tent"
     uncertainty: Uncertainty = entropy

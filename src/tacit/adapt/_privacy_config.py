@@ -18,9 +18,11 @@ ENDLESS = 1 << 20  # steps of a block of independent noise, where no horizon is 
 class Clip:
     """Clip each unit's gradient, keep the filters, add no noise: not private.
 
-    The sum is divided by the batch size, whatever passed the filters. `clip` may be any policy of
-    `tacit.gradients`, those without a bound included. `ascent`: SAR's ascent gradient is clipped like the update's
-    (by default only the update's is).
+    The sum is divided by the batch size, whatever passed the filters.
+
+    Args:
+        clip: The L2 bound, or any policy of `tacit.gradients`, those without a bound included.
+        ascent: Clip SAR's ascent gradient like the update's (by default only the update's is).
     """
 
     clip: float | Policy
@@ -34,10 +36,23 @@ class Clip:
 class DP:
     """Differential privacy over the stream.
 
-    `clip` bounds each unit's gradient. `noise`: independent at every step, or correlated over a `horizon` of steps so
-    that it cancels in the running sum, at the same epsilon. `filters="per-sample"` keeps the filters that look at one
-    row alone, with the batch size as denominator (the paper's "v2"). A unit takes part in at most `contributions`
-    steps, at least `separation` apart. `epsilon=inf` adds no noise and is not private.
+    Args:
+        epsilon: For the whole stream; `inf` adds no noise and is not private.
+        delta: For the whole stream.
+        clip: The L2 bound of a unit's gradient, or a clip policy.
+        noise: "independent" at every step, or "correlated" over a `horizon` of steps so that it cancels in the running
+            sum, at the same epsilon.
+        horizon: Steps of a block of correlated noise.
+        filters: "per-sample" keeps the filters that look at one row alone, with the batch size as denominator (the
+            paper's "v2").
+        contributions: The most participations of a unit, in steps.
+        separation: The least distance between two of them, in steps.
+        neighbours: The neighbouring relation; add-remove is refused for streams.
+
+    Examples:
+        >>> from tacit.adapt import DP
+        >>> round(DP(epsilon=1.0, delta=1e-6).noise_multiplier(), 2)  # relative to the clip, under replace-one
+        8.45
     """
 
     epsilon: float
@@ -76,13 +91,27 @@ class DP:
         return Budget(self.epsilon, self.delta)
 
     def refuse_unbounded(self, names: tuple[str, ...]) -> None:
-        """No noise makes a sum private whose clip policy has no bound."""
+        """No noise makes a sum private whose clip policy has no bound.
+
+        Args:
+            names: The adapted parameters.
+
+        Raises:
+            ValueError: The clip policy has no bound.
+        """
         if isinstance(self.clip, Policy) and not self.clip.bounds(self.clip.blocks(names)):
             kind = type(self.clip).__name__
             raise ValueError(f"{kind} bounds nobody's gradient: use it with Clip(...), and give DP(...) a clip.")
 
     def event(self, noise_multiplier: float) -> DpEvent:
-        """The whole stream as one release."""
+        """The whole stream as one release.
+
+        Args:
+            noise_multiplier: Relative to the clip.
+
+        Returns:
+            The event.
+        """
         return events.stream(
             noise_multiplier,
             self.horizon or ENDLESS,

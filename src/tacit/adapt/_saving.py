@@ -30,9 +30,12 @@ _WHO = "attendance"  # the ending of the file that tells who took part: those of
 
 
 def save_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | None = None) -> None:
-    """Write a checkpoint to `path`; in the private form also the private file, first.
+    """Write a checkpoint of an adapter; in the private form also the private file (keys), first.
 
-    `private` is the folder for it: by default that of the ledger's SQLite file.
+    Args:
+        adapter: The adapter.
+        path: The checkpoint's file. It holds released values only and can be shared.
+        private: The folder of the private file; by default that of the ledger's SQLite file.
     """
     stream = adapter.stream
     secret = None
@@ -48,7 +51,19 @@ def save_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | No
 
 
 def resume_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | None = None) -> bool:
-    """Take up what `save_adapter` wrote, in a new adapter made with the same options; True if it goes on exactly."""
+    """Resume from a checkpoint that `save_adapter` wrote, in a new adapter made with the same options.
+
+    Args:
+        adapter: A new adapter.
+        path: The checkpoint's file.
+        private: The folder of the private file.
+
+    Returns:
+        True if the stream continues exactly; False if it continues with a new block of noise.
+
+    Raises:
+        ValueError: The checkpoint belongs to another model or other options.
+    """
     tensors, facts = checkpoints.unpack("adapter", VERSION, Path(path))
     expected = _describe(adapter)
     for key, value in expected.items():
@@ -69,9 +84,13 @@ def resume_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | 
 
 
 def close_adapter(adapter: Adapter, *, private: str | Path | None = None) -> None:
-    """End the stream for good: nothing is released or taken up after this, and its private files are destroyed.
+    """End the stream for good: nothing is released or resumed after this, and its private files are destroyed.
 
     The charge stays spent: a stream costs the same from its first step on. The adapted model stays as it is.
+
+    Args:
+        adapter: The adapter.
+        private: The folder of the private file.
     """
     stream = adapter.stream
     if stream is None or stream.receipt is None:

@@ -13,7 +13,14 @@ Uncertainty = Callable[[Tensor], Tensor]
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """-sum p log p of each row (paper 1, equation 3)."""
+    """-sum p log p of each row (paper 1, equation 3).
+
+    Args:
+        logits: Rows x classes.
+
+    Returns:
+        One number per row.
+    """
     return -(logits.softmax(1) * logits.log_softmax(1)).sum(1)
 
 
@@ -23,6 +30,12 @@ def opinion(logits: Tensor) -> Tensor:
     Belief b = e^x / (sum e^x + K) in each class and u = K / (sum e^x + K) in none: a softmax over the logits and one
     more, ln K, so that nothing overflows. Paper 1 prints alpha = e^x with b = (alpha - 1) / S, which is negative for
     every negative logit; alpha = e^x + 1 gives this form. `opinion_as_printed` is the other.
+
+    Args:
+        logits: Rows x classes.
+
+    Returns:
+        One number per row.
     """
     logits = _of_fixed_length(logits)
     zero_sum = torch.full_like(logits[:, :1], math.log(logits.shape[1]))
@@ -33,6 +46,12 @@ def opinion_as_printed(logits: Tensor) -> Tensor:
     """Paper 1's equation 8 to the letter: b = (e^x - 1) / S, u = K / S, S = sum e^x.
 
     b log b exists for b > 0 only and u may exceed one: a class with b <= 0 contributes zero, and so does u >= 1.
+
+    Args:
+        logits: Rows x classes.
+
+    Returns:
+        One number per row.
     """
     logits = _of_fixed_length(logits)
     classes = logits.shape[1]

@@ -108,9 +108,25 @@ def plan(
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
     others: Sequence[DpEvent] = (),
 ) -> DpEvent:
-    """What `fit` will charge with these arguments, for a subject in the plan mode that declares all its events first.
+    """The event that `fit` will charge with these arguments, for a subject in the plan mode that declares all events
+    first.
 
-    `others` are the events that share the budget (private feature statistics, a search before this run).
+    Args:
+        optimizer: As in `fit`.
+        epsilon: As in `fit`.
+        delta: As in `fit`.
+        size: As in `fit`.
+        neighbours: As in `fit`.
+        others: Events that share the budget (private feature statistics, a search before this run).
+
+    Returns:
+        The event.
+
+    Examples:
+        >>> from tacit import finetune
+        >>> from tacit.privacy import events
+        >>> events.releases(finetune.plan(finetune.DPSGD(batch=50, steps=200), epsilon=4.0, delta=1e-5, size=1000))
+        200
     """
     budget, relation = Budget(epsilon, delta), Neighbours(neighbours)
     return optimizer.event(_scale(optimizer, budget, size, relation, others), size)

@@ -32,11 +32,19 @@ from tacit.privacy import (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
-    """Data to try the model on: at the end, and every `every` steps if given.
+    """Data to evaluate the model on: at the end, and every `every` steps if given.
 
-    Either `public=True`, or a budget of its own: `subject` (another data set of the same ledger) pays `epsilon` and
-    `delta` for all evaluations together; `size` is the public number of units that the noisy count is divided by.
-    `patience`: stop after so many evaluations in a row without a better score.
+    Either `public=True`, or a budget of its own.
+
+    Args:
+        data: As in `fit`.
+        every: Steps between evaluations.
+        public: The data need no protection: scores are exact.
+        subject: Another data set of the same ledger, which pays for all evaluations together.
+        epsilon: What they may spend.
+        delta: What they may spend.
+        size: The public number of units that the noisy count is divided by.
+        patience: Stop after so many evaluations in a row without a better score.
     """
 
     data: Any = field(repr=False)

@@ -31,7 +31,12 @@ LARGE = 2**30  # bytes of features beyond which they are kept in a file
 
 
 class Backbone(nn.Module):
-    """A model up to its head: what comes into the head ("last"), or the mean output of every block as well ("all")."""
+    """A model up to its head: what comes into the head ("last"), or the mean output of every block as well ("all").
+
+    Args:
+        model: The model.
+        layers: "last" or "all".
+    """
 
     def __init__(self, model: nn.Module, layers: Layers = "last") -> None:
         super().__init__()
@@ -60,7 +65,12 @@ class Backbone(nn.Module):
 
 
 class Probe(nn.Module):
-    """A backbone and a linear head on all its features."""
+    """A backbone and a linear head on all its features.
+
+    Args:
+        backbone: Makes the features.
+        head: Is applied to them.
+    """
 
     def __init__(self, backbone: Backbone, head: nn.Linear) -> None:
         super().__init__()

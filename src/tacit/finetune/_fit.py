@@ -48,7 +48,20 @@ _LABELS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """A fine-tuned model and what may be told about it: every value here is public or was released."""
+    """A fine-tuned model and what may be told about it: every value here is public or was released.
+
+    Args:
+        model: The model that was given to `fit`, trained.
+        guarantee: Of the run.
+        scheme: Which parameters were trained.
+        trained: How many numbers these are.
+        noise_multiplier: The noise's standard deviation relative to the clip.
+        steps: Optimizer steps made.
+        history: All evaluations.
+        receipt: The receipt's id.
+        assumptions: What the guarantee rests on, for the card.
+        ledger: The ledger that was charged; None if the caller charged the run.
+    """
 
     model: nn.Module = field(repr=False)
     guarantee: Guarantee
@@ -148,34 +161,79 @@ def fit(
 ) -> Fitted:
     """Fine-tune `model`, in place, on private labelled data; every unit is protected by (epsilon, delta).
 
-    - `data`: (inputs, labels), (inputs, labels, owners), a data set of (input, label) items, or any `data.Records`
-      such as `data.VideoClips`. Whom the guarantee is for is what the data hold together: records say it (`.unit`), a
-      plain row is a "sample".
-    - `unit_ids`: one integer or string per row of tensors or a data set; all rows with the same id are one unit, and
-      `unit` names it ("patient"). Of records `unit` may be left out, and must agree with them: to promise something to
-      a larger unit, put it together first (`records.group_by(ids, unit="patient")`). `units` is an earlier name of
-      `unit`, and warns.
-    - `size`: the public number of units (rounded is fine). Rates and divisors come from it. Under add-remove the true
-      number is private, so it has to be said; elsewhere it is the number of units.
-    - `receipt`: the run is paid for already, with exactly `optimizer.event` (a trial of `tune`): then no `epsilon`,
-      `ledger` or `checkpoint`; relation and unit are the receipt's, and the guarantee is that of this run alone. It
-      serves one run: what was interrupted is charged again.
-    - `scheme`: which parameters (see `models.select`). `head="new"`: a fresh head for `classes` classes (or the outputs
-      of `task`), zero at the start; `init="scratch"`: nothing pretrained.
-    - `rows_each`: show at most so many rows of a unit at a time; `augment=K`: K views of each row, all of one unit.
-    - `features`: "last" or "all" caches features once and trains the head alone (scheme "linear", which does it by
-      itself where it can); `standardise` releases their mean and scale first.
-    - `checkpoint`: a file, written every `every` steps. Run the same call again after a kill, and it goes on: lost
-      steps are replayed, nothing is spent twice. Without it a killed run has spent its budget for nothing.
-    - `curator` is told of each step's sum, private facts included, and its `error`, if it has one, of rows that cannot
-      be used (see `tacit.refusals`); nobody else is. `progress=True` shows a bar with the
-      epsilon spent so far; a function gets the same facts.
-
     Formal guarantee: unit, that of the data; neighbours as given, where a unit that takes another's place brings an id
     that nobody else has (with somebody's id its rows would join theirs, and two units would change). Each step is one
     release of a sum to which a unit adds at most the clip (see the optimiser for how steps compose); everything else
     that the returned model depends on is public or charged on the same ledger. Dropout is off and running statistics
     stay as they are, so that a step depends on its rows, the weights and the key alone.
+
+    Args:
+        model: Any torch model; it is trained in place.
+        data: (inputs, labels), (inputs, labels, owners), a data set of (input, label) items, or any `data.Records` such
+            as `data.VideoClips`. The privacy unit is what the data group: records state it (`.unit`), a plain row is a
+            "sample".
+        optimizer: `DPSGD`, `DPGD`, `DPFTRL`, `AdpClip`, `AdpAlloc`, `GEP` or `DPZO`: sampling, query, noise and update.
+        delta: The failure probability of the guarantee.
+        epsilon: What the run may spend; the noise is solved for. `inf` clips and adds no noise: not private.
+        receipt: The run is paid for already, with exactly `optimizer.event` (a trial of `tune`): then no `epsilon`,
+            `ledger` or `checkpoint`; relation and unit are the receipt's, and the guarantee is that of this run alone.
+            It serves one run: an interrupted one is charged again.
+        scheme: Which parameters are trained (see `models.select`).
+        unit: The kind of unit ("patient"). For records it may be left out and must agree with them: to protect a larger
+            unit, group the records first (`records.group_by(ids, unit="patient")`).
+        unit_ids: One integer or string per row of tensors or a data set; all rows with the same id are one unit.
+        size: The public number of units (rounded is fine). Sampling rates and divisors come from it. Under add-remove
+            the true number is private, so it is required; elsewhere it is the number of units.
+        neighbours: The neighbouring relation.
+        classes: The number of classes of a new head.
+        task: Loss, measures and outputs other than classes: `Labels`, `NextToken`.
+        head: "new": a fresh head for `classes` classes (or the outputs of `task`), zero at the start; "keep": the
+            model's own.
+        bias: Whether the new head has a bias.
+        init: "scratch" draws all parameters anew: nothing pretrained.
+        features: "last" or "all" caches features once and trains the head alone (scheme "linear", which does it by
+            itself where it can).
+        standardise: Release the features' mean and scale first, and use them.
+        rows_each: The most rows of a unit shown in one step.
+        augment: The number of augmented views of each row, all of one unit.
+        ledger: Where the run is charged; by default one in memory, which does not survive the process.
+        subject: The data set's name in the ledger.
+        evaluate: Data to evaluate on: public, or with a budget of its own.
+        checkpoint: A file, written every `every` steps. Repeat the same call after a crash to resume: lost steps are
+            replayed, nothing is spent twice. Without it an interrupted run has spent its budget for nothing.
+        every: Steps between checkpoints.
+        private: The folder for the run's private files (keys); by default that of the ledger's SQLite file.
+        microbatch: The most rows in memory at a time; the result does not depend on it.
+        seed: Reproducible noise and sampling: "seeded: not private".
+        curator: Receives each step's sum, private facts included; its `error`, if it has one, receives errors about
+            unusable rows. No one else does.
+        progress: True shows a bar with the epsilon spent so far; a function gets the same facts.
+
+    Returns:
+        The fine-tuned model with its guarantee; every value in it is public or was released.
+
+    Raises:
+        ValueError: Invalid data, labels or options; before anything is charged.
+        BudgetExceeded: The subject cannot afford the run; nothing was charged.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from tacit import finetune
+        >>> inputs, labels = torch.randn(60, 4), torch.arange(60) % 2
+        >>> fitted = finetune.fit(
+        ...     nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)),
+        ...     (inputs, labels),
+        ...     unit="patient",
+        ...     unit_ids=torch.arange(60) // 3,  # three rows each
+        ...     size=20,
+        ...     scheme="full",
+        ...     optimizer=finetune.DPSGD(batch=10, steps=5, lr=0.5),
+        ...     epsilon=4.0,
+        ...     delta=1e-3,
+        ... )
+        >>> fitted.guarantee.epsilon <= 4.0, str(fitted.guarantee.unit)
+        (True, 'patient')
     """
     optimizer = renamed_argument("optimiser", optimiser, "optimizer", optimizer, where="finetune.fit")
     if optimizer is None:

@@ -21,6 +21,9 @@ class NextToken:
     The loss of a text is the mean over its tokens, so that a long text weighs as much as a short one and neither its
     gradient nor its clipping depends on its length; the perplexity is that of tokens, exp of the mean loss of all of
     them. A text of a single token has nothing to predict and a loss of zero.
+
+    Args:
+        vocabulary: The number of tokens.
     """
 
     vocabulary: int

@@ -36,7 +36,12 @@ _UNREADABLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What an evaluation found after so many steps: of public data, or released with its noise."""
+    """What an evaluation found after so many steps: of public data, or released with its noise.
+
+    Args:
+        step: Steps done.
+        scores: Measure -> value.
+    """
 
     step: int
     scores: dict[str, float]

@@ -58,6 +58,12 @@ class Decaying(ConstantNoise):
 
     Without `k` the last period has `end` times the noise of the first (polynomial: a straight line towards it).
     Without `period` the noise takes 16 values ("step": 5): composing them takes seconds, hundreds take minutes.
+
+    Args:
+        shape: The shape of the decay.
+        k: Its parameter.
+        period: Steps that share a noise.
+        end: The last noise relative to the first.
     """
 
     shape: Shape = "exponential"
@@ -106,6 +112,9 @@ class Correlated:
     Formal guarantee: the whole run is ONE Gaussian release. The sensitivity is the norm of the sum of those columns
     of the strategy's matrix that one unit can meet, for the sampler's number of steps per unit and their distance. It
     rests on steps that a unit itself decides (`Passes`, `Everyone`), whoever else is there.
+
+    Args:
+        strategy: "buffered", "buffered:BUFFERS", "banded:BANDS", "full" or "independent".
     """
 
     strategy: str = "buffered"

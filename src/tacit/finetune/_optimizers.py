@@ -27,7 +27,16 @@ _BANDS = 16  # as many buffers, less one, each as large as the trained parameter
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """`steps` times: draw units, sum what they are asked, add noise, update."""
+    """A private optimizer: `steps` times, sample units, sum what is queried of them, add noise, update.
+
+    Args:
+        name: What reports call it.
+        steps: The number of releases.
+        sampler: Which units take part in a step: `Poisson`, `Everyone`, `Passes`.
+        query: What is summed over units: clipped gradients, projected gradients, slopes.
+        noise: How noise varies over steps: `ConstantNoise`, `Decaying`, `Correlated`.
+        update: The update rule.
+    """
 
     name: str
     steps: int
@@ -46,11 +55,27 @@ class Optimizer:
             )
 
     def event(self, scale: float, size: int) -> DpEvent:
-        """Everything that a run releases, if its noise multiplier is `scale` and `size` the public number of units."""
+        """Everything that a run releases, if its noise multiplier is `scale` and `size` the public number of units.
+
+        Args:
+            scale: The noise multiplier.
+            size: The public number of units.
+
+        Returns:
+            The event that `fit` charges.
+        """
         return self.noise.event(scale, sampler=self.sampler, size=size, steps=self.steps)
 
     def scale_of(self, event: DpEvent, size: int) -> float | None:
-        """The noise multiplier at which a run releases exactly `event`; None if there is none."""
+        """The noise multiplier at which a run releases exactly `event`; None if there is none.
+
+        Args:
+            event: What will be charged.
+            size: The public number of units.
+
+        Returns:
+            The noise multiplier, or None.
+        """
         first = next((released(leaf) for leaf, _ in leaves(event)), None)
         noise = getattr(first, "noise_multiplier", None)
         if noise is None:
@@ -59,11 +84,27 @@ class Optimizer:
         return scale if same(self.event(scale, size), event) else None
 
     def over(self, ids: Sequence[int] | Sequence[str] | None) -> Optimizer:
-        """The same over units with these ids, where that decides who takes part when."""
+        """The same over units with these ids, where that decides who takes part when.
+
+        Args:
+            ids: One id per unit; None if units have none.
+
+        Returns:
+            The optimizer.
+        """
         return replace(self, sampler=self.sampler.over(ids)) if isinstance(self.sampler, Passes) else self
 
     def check(self, neighbours: Neighbours, *, resumable: bool, named: bool = False) -> None:
-        """Refuse what this optimiser cannot promise; `named`: whether units have ids of their own."""
+        """Refuse what this optimiser cannot promise; `named`: whether units have ids of their own.
+
+        Args:
+            neighbours: The neighbouring relation.
+            resumable: Whether the run writes checkpoints.
+            named: Whether units have ids of their own.
+
+        Raises:
+            ValueError: This optimizer has no guarantee under these.
+        """
         if neighbours is Neighbours.ADD_REMOVE and isinstance(self.sampler, Passes) and not named:
             raise ValueError(
                 f"{self.name} gives everybody a fixed place, which others would lose if somebody was added or removed: "
@@ -85,13 +126,27 @@ class Optimizer:
 def DPSGD(  # noqa: N802
     *, batch: int, steps: int, clip: float | Policy = 1.0, **update: Unpack[Options]
 ) -> Optimizer:
-    """Private SGD: Poisson batches of `batch` units on average, clipped, noised (Abadi et al., 2016).
-
-    The other arguments are those of `Update`: lr, momentum, rule="adam", schedule, average, ...
+    """DP-SGD: Poisson-subsampled batches of `batch` units on average, per-unit clipping, Gaussian noise (Abadi et al.,
+    2016).
 
     Formal guarantee: unit, what `fit` is told; neighbours, add-remove by default. Each step releases one sum of
     clipped gradients over a Poisson draw with Gaussian noise; `steps` of them are composed by PLD. Empty batches are
     released like all others, and the divisor is `batch`.
+
+    Args:
+        batch: The expected batch size; the sampling rate is `batch` / size, and it is also the divisor.
+        steps: The number of steps.
+        clip: The L2 bound of a unit's gradient, or a clip policy.
+        **update: Arguments of `Update`: lr, momentum, rule="adam", schedule, average, ...
+
+    Returns:
+        An optimizer for `fit`.
+
+    Examples:
+        >>> from tacit.finetune import DPSGD
+        >>> optimizer = DPSGD(batch=50, steps=200, lr=0.5, clip=1.0)
+        >>> optimizer.sampler.rate(size=1000)
+        0.05
     """
     return Optimizer(
         name="DPSGD", steps=steps, sampler=Poisson(batch), query=ClippedGradient(clip), update=Update(**update)
@@ -99,10 +154,18 @@ def DPSGD(  # noqa: N802
 
 
 def DPGD(*, steps: int, clip: float | Policy = 1.0, **update: Unpack[Options]) -> Optimizer:  # noqa: N802
-    """Private gradient descent: everybody in every step, momentum, unit clip, a free last step (Panda et al., 2024).
+    """Full-batch private gradient descent: momentum, unit clip, a free last step (Panda et al., 2024).
 
     Formal guarantee: `steps` Gaussian releases over everybody, exactly mu = sqrt(steps) / noise under add-remove. The
     last step follows the momentum buffer, which is made of released values: it costs nothing.
+
+    Args:
+        steps: The number of steps.
+        clip: The L2 bound of a unit's gradient, or a clip policy.
+        **update: Arguments of `Update`.
+
+    Returns:
+        An optimizer for `fit`.
     """
     options: Options = {"free_step": update.get("momentum", 0.9) > 0 and update.get("rule", "sgd") == "sgd"}
     options.update(update)
@@ -122,11 +185,24 @@ def AdpAlloc(  # noqa: N802
     end: float = 0.5,
     **update: Unpack[Options],
 ) -> Optimizer:
-    """DPSGD with noise that falls while training goes on (Yu et al., 2019); see `Decaying` for the four schedules.
+    """DP-SGD with noise that decays over training (Yu et al., 2019); see `Decaying` for the four schedules.
 
     Formal guarantee: unit and neighbours as in DPSGD. Step t releases one sum of clipped gradients over a Poisson draw
     with noise sigma_0 * shape(t); the shape is fixed in advance, and sigma_0 is the least at which all the different
     steps, composed by PLD, meet the target.
+
+    Args:
+        batch: The expected batch size.
+        steps: The number of steps.
+        clip: The L2 bound of a unit's gradient, or a clip policy.
+        noise: The shape of the decay.
+        k: Its parameter; see `Decaying`.
+        period: Steps that share a noise; see `Decaying`.
+        end: The last noise relative to the first.
+        **update: Arguments of `Update`.
+
+    Returns:
+        An optimizer for `fit`.
     """
     decaying = Decaying(shape=noise, k=k, period=period, end=end)
     return Optimizer(
@@ -149,14 +225,26 @@ def AdpClip(  # noqa: N802
     count_noise: float | None = None,
     **update: Unpack[Options],
 ) -> Optimizer:
-    """DPSGD with a clip that follows a quantile of the units' gradient norms (Andrew et al., 2021).
+    """DP-SGD with a clip that follows a quantile of the units' gradient norms (Andrew et al., 2021).
 
-    `clip` is where it begins; after each step it is multiplied by exp(-rate (b - quantile)), where b is the released
-    share of units below it. `count_noise`: see `QuantileClip`.
+    After each step the clip is multiplied by exp(-rate (b - quantile)), where b is the released share of units below
+    it.
 
     Formal guarantee: unit and neighbours as in DPSGD. Gradient and count of a step come from one Poisson draw and are
     one Gaussian release: 1/z^2 = 1/z_delta^2 + 1/(2 sigma_b)^2, sampled once, with the z that was charged. One unit
     moves the gradient by at most the current clip, to which the noise is proportional, and the count by 1/2.
+
+    Args:
+        batch: The expected batch size.
+        steps: The number of steps.
+        clip: The clip at the start.
+        quantile: The share of units whose gradient should be below the clip.
+        rate: The step size in the logarithm of the clip.
+        count_noise: The noise of the count; see `QuantileClip`.
+        **update: Arguments of `Update`.
+
+    Returns:
+        An optimizer for `fit`.
     """
     query = QuantileClip(clip=clip, quantile=quantile, rate=rate, count_noise=count_noise)
     return Optimizer(name="AdpClip", steps=steps, sampler=Poisson(batch), query=query, update=Update(**update))
@@ -177,14 +265,28 @@ def GEP(  # noqa: N802
 ) -> Optimizer:
     """Gradient embedding perturbation (Yu et al., 2021): little noise where public gradients point, the rest clipped.
 
-    `public`: (inputs, labels) or any records, of rows that nobody has to protect; their gradients span the subspace of
-    `dimensions` vectors, made anew every `refresh` steps. Memory: `dimensions` times the trained parameters for the
-    basis, and one gradient per row of a micro-batch.
+    The gradients of public rows span a subspace, made anew every `refresh` steps. Memory: `dimensions` times the
+    trained parameters for the basis, and one gradient per row of a micro-batch.
 
     Formal guarantee: unit and neighbours as in DPSGD. A step releases, from one Poisson draw, the sum of embeddings
     (one unit: at most `clip_embedding`) and the sum of residuals (`clip_residual`), each with sqrt(2) times the noise
     multiplier that was charged: one Gaussian release, sampled once. The basis is made of public rows and released
     weights. `residual=False` releases the embeddings alone.
+
+    Args:
+        public: (inputs, labels) or any records, of rows that need no protection.
+        batch: The expected batch size.
+        steps: The number of steps.
+        dimensions: Of the subspace.
+        clip_embedding: The L2 bound of a unit's embedding.
+        clip_residual: The L2 bound of a unit's residual.
+        residual: Whether residuals are released at all.
+        refresh: Steps between two bases.
+        power_iterations: Of the basis.
+        **update: Arguments of `Update`.
+
+    Returns:
+        An optimizer for `fit`.
     """
     query = Embedding(
         public=as_records(public),
@@ -208,15 +310,27 @@ def DPZO(  # noqa: N802
     direction_seed: int = 0,
     **update: Unpack[Options],
 ) -> Optimizer:
-    """Zeroth order: the slope along a random direction from two forward passes, for models too big for a backward.
+    """Zeroth-order private training: the slope along a random direction from two forward passes (Tang et al., 2024).
 
-    After Tang et al. (2024). `scale` is how far along the direction the loss is taken (mu). A step moves along the
-    direction by the released mean slope, so learning rates are small: the direction is as long as the square root of
-    the number of trained parameters. No activations are kept; memory holds the trained parameters twice.
+    For models too big for a backward pass. A step moves along the direction by the released mean slope, so learning
+    rates are small: the direction is as long as the square root of the number of trained parameters. No activations are
+    kept; memory holds the trained parameters twice.
 
     Formal guarantee: unit and neighbours as in DPSGD. A step releases, over a Poisson draw, the sum of the units'
     slopes, one number per direction, each cut to [-clip, clip]: one unit moves it by clip * sqrt(directions) at most.
     The directions come from `direction_seed` and the step, and are public.
+
+    Args:
+        batch: The expected batch size.
+        steps: The number of steps.
+        clip: The bound of a unit's slope.
+        scale: How far along the direction the loss is evaluated (the paper's mu).
+        directions: Directions per step.
+        direction_seed: Draws the directions. Public.
+        **update: Arguments of `Update`.
+
+    Returns:
+        An optimizer for `fit`.
     """
     query = ZerothOrderQuery(clip=clip, scale=scale, directions=directions, seed=direction_seed)
     return Optimizer(name="DPZO", steps=steps, sampler=Poisson(batch), query=query, update=Update(**update))
@@ -230,12 +344,11 @@ def DPFTRL(  # noqa: N802
     strategy: str | None = None,
     **update: Unpack[Options],
 ) -> Optimizer:
-    """Fixed passes over the data with correlated noise and no sampling (Kairouz et al., 2021; Choquette-Choo et al.).
+    """DP-FTRL: fixed passes over the data with correlated noise, no subsampling (Kairouz et al., 2021; Choquette-Choo
+    et al.).
 
-    The units are dealt to `batches` batches by a hash of their ids, or by their place where they have none, the same
+    Units are assigned to `batches` batches by a hash of their ids, or by their place where they have none, the same
     ones in every pass (see `Passes`): `batches` * `passes` steps.
-    `strategy`: see `Correlated`; by default "buffered" for one pass, and for more the one of "buffered" and a banded
-    form whose running sum has less noise.
 
     Formal guarantee: unit, that of the data; neighbours, replace-one or zero-out, and for units with ids of their own
     add-remove as well (without ids it would move the others, and is refused). A unit's id or place alone decides its
@@ -243,6 +356,17 @@ def DPFTRL(  # noqa: N802
     the sum of the strategy's columns at these steps times the clip. Under replace-one it is twice that: a unit goes and
     another one comes, whose id nobody else has and may lead to another batch. Later steps may depend on what earlier
     ones released (Denisov et al., 2022).
+
+    Args:
+        batches: Batches per pass.
+        passes: Participations of each unit.
+        clip: The L2 bound of a unit's gradient, or a clip policy.
+        strategy: See `Correlated`; by default "buffered" for one pass, and for more the one of "buffered" and a banded
+            form whose running sum has less noise.
+        **update: Arguments of `Update`.
+
+    Returns:
+        An optimizer for `fit`.
     """
     sampler = Passes(batches, passes)
     return Optimizer(

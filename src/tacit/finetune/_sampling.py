@@ -34,7 +34,12 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True)
 class Poisson:
-    """Every unit, independently, with probability `batch` / size: batches vary in size and may be empty."""
+    """Poisson subsampling: every unit, independently, with probability `batch` / size. Batches vary in size and may be
+    empty.
+
+    Args:
+        batch: The expected batch size.
+    """
 
     batch: int
 
@@ -57,7 +62,7 @@ class Poisson:
 
 @dataclass(frozen=True)
 class Everyone:
-    """All units, in every step."""
+    """No subsampling: all units, in every step."""
 
     def rate(self, size: int) -> float:
         del size
@@ -76,7 +81,7 @@ class Everyone:
 
 @dataclass(frozen=True)
 class Passes:
-    """Everybody once in each of `passes` passes of `batches` steps, in the same batch every time.
+    """Every unit once in each of `passes` passes of `batches` steps, in the same batch every time.
 
     The batch of a unit with an id of its own is a public keyed hash of that id modulo `batches`: batches are about
     equally large. A unit that has none is known by its place i, and is in batch i mod `batches`.
@@ -84,6 +89,11 @@ class Passes:
     Formal guarantee: a unit's own id (or place) alone decides its steps, `passes` of them, exactly `batches` apart.
     So nobody's steps depend on who else is there: with ids, one unit more or less changes the sums of its own steps and
     no other; with places, that holds as long as places stay, as they do where a unit is replaced or blanked.
+
+    Args:
+        batches: Batches per pass.
+        passes: Participations of each unit.
+        dealt: The batch of each unit; None: by place.
     """
 
     batches: int

@@ -24,6 +24,10 @@ class Standardise:
 
     `noise`: the noise multiplier of each of the two releases. `bound`: no unit's mean feature counts as longer than
     this, and no distance as more; choose it from public data, or by what the backbone's last normaliser allows for.
+
+    Args:
+        noise: The noise multiplier of each of the two releases.
+        bound: The L2 bound of a unit's mean feature, and of a distance.
     """
 
     noise: float

@@ -47,7 +47,11 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Classes:
-    """One of `outputs` classes: cross entropy, top-1 accuracy."""
+    """One of `outputs` classes: cross entropy, top-1 accuracy.
+
+    Args:
+        outputs: The number of classes.
+    """
 
     outputs: int
 
@@ -82,7 +86,11 @@ class Classes:
 
 @dataclass(frozen=True)
 class Labels:
-    """`outputs` labels of which any may hold: binary cross entropy, mean AUROC. NaN: not known, and not counted."""
+    """`outputs` labels of which any may hold: binary cross entropy, mean AUROC. NaN: not known, and not counted.
+
+    Args:
+        outputs: The number of labels.
+    """
 
     outputs: int
 

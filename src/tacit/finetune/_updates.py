@@ -16,11 +16,21 @@ from tacit import _checkpoints as checkpoints
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """How a step is taken: the rule, its learning rate over time, and which weights are handed out in the end.
+    """How a step is taken from a released gradient: post-processing, free of charge.
 
-    `average`: "ema" hands out an exponential moving average of the weights (`decay`), "swa" the plain mean over the
-    last part of the run (from `swa_start` on, a share of the steps). `free_step`: after the last release, one more step
-    along the momentum buffer. The schedule "debiased" makes of the momentum buffer what Adam calls its first moment.
+    Args:
+        rule: "sgd", "adam" or "adamw".
+        lr: The learning rate.
+        momentum: Of "sgd".
+        betas: Of "adam" and "adamw".
+        weight_decay: L2 penalty; decoupled for "adamw".
+        schedule: The learning rate over time; "debiased" makes of the momentum buffer what Adam calls its first moment.
+        warmup: Steps of linear warm-up.
+        average: Which weights are returned: "ema" an exponential moving average (`decay`), "swa" the plain mean over
+            the last part of the run (from `swa_start` on), "none" the last ones.
+        decay: Of "ema".
+        swa_start: Where averaging starts, as a share of the steps.
+        free_step: After the last release, one more step along the momentum buffer.
     """
 
     rule: Literal["sgd", "adam", "adamw"] = "sgd"

@@ -47,7 +47,12 @@ class Remaining:
 
 
 class BudgetExceeded(LedgerError):
-    """The subject cannot afford this; nothing was charged. ``remaining`` is what it can still afford."""
+    """The subject cannot afford this; nothing was charged. ``remaining`` is what it can still afford.
+
+    Args:
+        message: The sentence.
+        remaining: What still fits.
+    """
 
     def __init__(self, message: str, remaining: Remaining | None = None) -> None:
         super().__init__(message)
