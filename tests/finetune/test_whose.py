@@ -213,7 +213,7 @@ def test_held_out_people_are_units_of_the_same_kind(ledger: Ledger) -> None:
     charged: dict[str, Any] = {"epsilon": 1.0, "size": 8}
     for told, said in (
         (Evaluation(data=shown(), subject="new", **charged), "One unit of these data is a video"),
-        (Evaluation(data=people(8), subject="clinic", **charged), "The subject clinic has the unit patient"),
+        (Evaluation(data=people(8), subject="clinic", **charged), "The subject clinic promises something to a patient"),
         (Evaluation(data=people(8), subject="bounded", **charged), "has the neighbour relation replace-one"),
     ):
         with pytest.raises(ValueError, match=said):

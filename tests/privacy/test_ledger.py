@@ -21,6 +21,7 @@ from tacit.privacy import (
     BudgetExceeded,
     Ledger,
     LedgerError,
+    OtherTerms,
     Receipt,
     ReceiptError,
     UnsupportedEvent,
@@ -447,6 +448,34 @@ def test_declaring_again_changes_nothing_or_is_refused(ledger: Ledger) -> None:
         with pytest.raises(LedgerError, match="exists with other terms"):
             ledger.subject("s", **({"budget": BUDGET, "unit": "patient", "mode": "renyi"} | other))
     assert ledger.verify() == 2
+
+
+def test_opening_declares_once_or_checks_who_is_protected(ledger: Ledger) -> None:
+    assert ledger.get_subject("s") is None
+    asked = {"unit": "patient", "neighbours": "zero-out"}
+    opened = ledger.open_subject("s", BUDGET, mode="renyi", order=32.0, **asked)
+    assert opened == ledger.subject("s", BUDGET, mode="renyi", order=32.0, **asked)
+    ledger.charge("s", events.gaussian(50.0), stage="x")
+    shared = ledger.open_subject("s", Budget(0.1, 1e-6), **asked)  # its own budget and mode stay
+    assert (shared.terms, shared.charges) == (opened.terms, 1)
+    assert shared == ledger.get_subject("s")
+    for other in ({"unit": "user"}, {"neighbours": "replace-one"}):
+        with pytest.raises(OtherTerms, match=r"s promises something to a patient under zero-out.*must agree") as wrong:
+            ledger.open_subject("s", BUDGET, **(asked | other))
+        assert isinstance(wrong.value, LedgerError)
+        assert isinstance(wrong.value, ValueError)
+    assert ledger.verify() == 2
+
+
+def test_who_is_declared_at_the_same_moment_is_opened(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may declare the subject between the look and the declaration."""
+    ledger.subject("s", BUDGET, unit="patient")
+    stands = ledger.get_subject("s")
+    monkeypatch.setattr(ledger, "get_subject", lambda _: None)
+    assert ledger.open_subject("s", Budget(2.0, 1e-6), unit="patient", neighbours="add-remove") == stands
+    with pytest.raises(OtherTerms, match="must agree"):
+        ledger.open_subject("s", BUDGET, unit="sample", neighbours="add-remove")
+    assert ledger.verify() == 1
 
 
 def test_unknown_subjects_are_named(ledger: Ledger) -> None:

@@ -43,15 +43,7 @@ def open_account(
         )
         ledger = Ledger("sqlite://")
     name = subject or "stream"
-    known = next((each for each in ledger.subjects() if each.name == name), None)
-    if known is None:
-        ledger.subject(name, form.budget, unit=unit, neighbours=form.neighbours)
-    elif (known.terms.unit, known.terms.neighbours) != (Unit(unit), form.neighbours):
-        terms = known.terms
-        raise ValueError(
-            f"The subject {name} promises something to a {terms.unit} under {terms.neighbours.value}, and this stream "
-            f"to a {unit} under {form.neighbours.value}: they must agree."
-        )
+    ledger.open_subject(name, form.budget, unit=unit, neighbours=form.neighbours)
     return Account(ledger=ledger, subject=name, unit=Unit(unit), lease=lease, seed=seed)
 
 

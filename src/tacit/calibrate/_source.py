@@ -158,16 +158,10 @@ class Source:
 
     def _declare(self) -> str:
         """The subject's mode; a subject that another stage declared is shared if its promise is the same."""
-        try:
-            subject = self.ledger.subject(self.subject, self.budget, unit=self.unit, neighbours=self.neighbours)
-        except LedgerError:
-            promise = (self.budget, self.unit, self.neighbours)
-            for known in self.ledger.subjects():
-                terms = known.terms
-                if known.name == self.subject and (terms.budget, terms.unit, terms.neighbours) == promise:
-                    return str(terms.mode)
-            raise
-        return str(subject.terms.mode)
+        known = self.ledger.open_subject(self.subject, self.budget, unit=self.unit, neighbours=self.neighbours)
+        if known.terms.budget != self.budget:
+            raise LedgerError(f"The subject {self.subject} has other terms, {known.terms.budget}: choose a new name.")
+        return str(known.terms.mode)
 
     @property
     def terms(self) -> Terms:

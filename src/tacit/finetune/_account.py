@@ -154,9 +154,9 @@ def open_account(
         )
         ledger = Ledger("sqlite://")
     name = subject or "fine-tuning"
-    known = next((each for each in ledger.subjects() if each.name == name), None)
+    known = ledger.get_subject(name)
     if known is not None:
-        refuse_other_terms(ledger, name, promise.unit, promise.neighbours)
+        known.check_terms(unit=promise.unit, neighbours=promise.neighbours)
         scale = _scale_in(known.terms, optimizer, promise, others)
     else:
         scale = _declare(ledger, name, optimizer, promise, others)
@@ -291,17 +291,3 @@ def _until_it_fits(terms: Terms, optimizer: Optimizer, size: int, others: Sequen
     while terms.cost(events.compose([*others, optimizer.event(scale, size)])) > terms.cap:
         scale *= 1.0005
     return scale
-
-
-def refuse_other_terms(ledger: Ledger | None, name: str | None, unit: Unit | str, neighbours: Neighbours | str) -> None:
-    """Refuse a subject, if there is one of that name, that promises something else or to somebody else."""
-    known = None if ledger is None else next((each for each in ledger.subjects() if each.name == name), None)
-    if known is None:
-        return
-    terms = known.terms
-    for what, mine, its in (
-        ("unit", Unit(unit), terms.unit),
-        ("neighbour relation", Neighbours(neighbours), terms.neighbours),
-    ):
-        if mine != its:
-            raise ValueError(f"The subject {name} has the {what} {its}, and this run says {mine}: they must agree.")

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from tacit.data import Records, Rows
-from tacit.finetune._account import refuse_other_terms
 from tacit.finetune._predictions import kept, predictions, worths
 from tacit.finetune._reading import likeness
 from tacit.finetune._sources import agree
@@ -94,11 +93,9 @@ class Evaluator:
         if told.epsilon is None:
             return
         agree(self._records, unit)
-        refuse_other_terms(ledger, told.subject, unit, neighbours)
         budget, times, name = Budget(told.epsilon, told.delta), told.times(steps), str(told.subject)
         noise = noise_multiplier(budget, lambda z: events.gaussian(z, steps=times), neighbours=neighbours)
-        if name not in {known.name for known in ledger.subjects()}:
-            ledger.subject(name, budget, unit=unit, neighbours=neighbours)
+        ledger.open_subject(name, budget, unit=unit, neighbours=neighbours)
         event = events.gaussian(noise, steps=times)
         self.receipt = ledger.charge(name, event, stage="finetune", note="evaluation", seed=seed)
         leases.begin(ledger, self.receipt)

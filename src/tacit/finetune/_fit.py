@@ -15,7 +15,7 @@ from tacit._deprecation import renamed_argument
 from tacit._refusals import Refusal, attempt
 from tacit._saving import save_result
 from tacit.data import Records, Rows, Table, unit_ids_of
-from tacit.finetune._account import Account, Promise, cost, open_account, paid_account, refuse_other_terms
+from tacit.finetune._account import Account, Promise, cost, open_account, paid_account
 from tacit.finetune._evaluation import Evaluation, Evaluator, check_rows_alone
 from tacit.finetune._features import Layers, Probe
 from tacit.finetune._linear_probe import linear_probe
@@ -276,7 +276,9 @@ def fit(
         check_labels(task, held_out, curator)
         if not evaluate.public:
             check_rows_alone(task, held_out.labels())
-            refuse_other_terms(ledger, evaluate.subject, whom, relation)
+            payer = None if ledger is None else ledger.get_subject(str(evaluate.subject))
+            if payer is not None:
+                payer.check_terms(unit=whom, neighbours=relation)
     people = len(records) if size is None else size
     stops = evaluate is not None and evaluate.patience is not None
     budget = cost(receipt, delta) if receipt is not None else Budget(epsilon or 0.0, delta)

@@ -48,7 +48,7 @@ class Standardise:
         mean distance from the released centre, cut at `bound`, to the second; a row that is not finite adds nothing.
         Both sums get Gaussian noise of `noise` times `bound` and are divided by the public `size`.
         """
-        known = next((each for each in ledger.subjects() if each.name == subject), None)
+        known = ledger.get_subject(subject)
         if known is not None and known.terms.unit != records.unit:
             raise ValueError(f"The subject {subject} has the unit {known.terms.unit}, and the data {records.unit}.")
         receipt = ledger.charge(subject, self.event, stage="finetune", note="feature mean and scale", seed=seed)

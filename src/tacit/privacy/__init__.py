@@ -19,6 +19,7 @@ from tacit.privacy._receipts import claim as claim
 from tacit.privacy._receipts import released as released
 from tacit.privacy._storage import LedgerError
 from tacit.privacy._storage import connect as connect
+from tacit.privacy._subject import OtherTerms
 from tacit.privacy._subject import Subject as Subject
 from tacit.privacy._subject import canonical as canonical
 from tacit.privacy._totals import MEMBERSHIP as MEMBERSHIP
@@ -36,6 +37,7 @@ __all__ = [
     "LedgerError",
     "Mode",
     "Neighbours",
+    "OtherTerms",
     "PlainWords",
     "Receipt",
     "ReceiptError",

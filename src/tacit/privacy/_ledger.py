@@ -39,7 +39,7 @@ from tacit.privacy._noise import NoiseKey
 from tacit.privacy._notebook import ledger_html
 from tacit.privacy._receipts import Receipt, ReceiptError, check_charged, stated
 from tacit.privacy._storage import LedgerError
-from tacit.privacy._subject import Subject, canonical
+from tacit.privacy._subject import OtherTerms, Subject, canonical
 from tacit.privacy._totals import BudgetExceeded, Remaining
 from tacit.privacy.events import DpEvent, StreamDpEvent, check, from_json, leaves, to_json
 
@@ -134,7 +134,7 @@ class Ledger:
             known = self._find(connection, name)
             if known is not None:
                 if known.terms_json != subject.terms_json:
-                    raise LedgerError(
+                    raise OtherTerms(
                         f"Subject {name} exists with other terms; they cannot be changed. Choose a new name."
                     )
                 return known
@@ -146,6 +146,48 @@ class Ledger:
                 sa.insert(storage.subjects).values(name=name, terms=subject.terms_json, state=subject.state_json)
             )
         return subject
+
+    def open_subject(
+        self,
+        name: str,
+        budget: Budget,
+        *,
+        unit: Unit | str,
+        neighbours: Neighbours | str,
+        mode: Mode | str | None = None,
+        order: float | None = None,
+        plan: Sequence[DpEvent] | None = None,
+        disjoint_from: Iterable[str] = (),
+    ) -> Subject:
+        """The subject of that name if it makes the same promise; if there is none, it is declared as ``subject`` does.
+
+        An existing one keeps its own budget, mode and plan: what it cannot afford is refused when it is charged.
+
+        Raises:
+            OtherTerms: (a ``LedgerError`` and a ``ValueError``) it protects another unit or under another relation.
+        """
+        known = self.get_subject(name)
+        if known is None:
+            try:
+                return self.subject(
+                    name,
+                    budget,
+                    unit=unit,
+                    neighbours=neighbours,
+                    mode=mode,
+                    order=order,
+                    plan=plan,
+                    disjoint_from=disjoint_from,
+                )
+            except OtherTerms:  # another process was faster
+                known = self._read(name)
+        known.check_terms(unit=unit, neighbours=neighbours)
+        return known
+
+    def get_subject(self, name: str) -> Subject | None:
+        """The subject of that name as it stands now; None if there is none."""
+        with self._transaction() as connection:
+            return chain.subject(connection, name)
 
     def subjects(self) -> list[Subject]:
         with self._transaction() as connection:

@@ -12,12 +12,17 @@ from typing import Any
 from tacit.privacy import accounting
 from tacit.privacy._budget import Budget, Guarantee, Neighbours, Unit
 from tacit.privacy._filters import Mode, Terms, from_units
+from tacit.privacy._storage import LedgerError
 from tacit.privacy.events import DpEvent, compose, from_json, repeat, to_json
 
 
 def canonical(value: Any) -> str:
     """The one JSON text of a value, so that equal things have equal hashes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+class OtherTerms(LedgerError, ValueError):
+    """A subject of that name exists, and what it declared is not what is asked of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +74,19 @@ class Subject:
             charges=state.get("charges", 0),
             seeded=state.get("seeded", False),
         )
+
+    def check_terms(self, *, unit: Unit | str, neighbours: Neighbours | str) -> None:
+        """Refuse to let this subject pay for a promise to another unit or under another neighbouring relation.
+
+        Raises:
+            OtherTerms: naming both.
+        """
+        terms, wanted = self.terms, (Unit(unit), Neighbours(neighbours))
+        if (terms.unit, terms.neighbours) != wanted:
+            raise OtherTerms(
+                f"The subject {self.name} promises something to a {terms.unit} under {terms.neighbours.value}, and "
+                f"asked for are other terms, a {wanted[0]} under {wanted[1].value}: they must agree."
+            )
 
     @property
     def state_json(self) -> str:

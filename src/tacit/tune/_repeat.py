@@ -24,7 +24,7 @@ from tacit.tune._budget_split import check_budget
 from tacit.tune._plan import SHAVE, score_share
 from tacit.tune._runners import Curator
 from tacit.tune._sampled import Sampled
-from tacit.tune._search import Tuned, check_score, check_terms, needed, part, unit_of
+from tacit.tune._search import Tuned, check_score, needed, part, unit_of
 from tacit.tune._space import Hyperparameters, Space
 from tacit.tune._trials import Score, Trainable, Trial, event_of, released, trained
 
@@ -135,11 +135,7 @@ def repeat_and_select(
     )
     evaluator, people = needed(part(trainable, score, "score"), "score"), part(trainable, size, "size")
     check_score(evaluator, unit)
-    known = next((each for each in ledger.subjects() if each.name == subject), None)
-    if known is None:
-        ledger.subject(subject, budget, unit=unit, neighbours=neighbours, plan=[plan.event])
-    else:
-        check_terms(known, unit=unit, neighbours=neighbours)
+    ledger.open_subject(subject, budget, unit=unit, neighbours=neighbours, plan=[plan.event])
     receipt = ledger.charge(subject, plan.event, stage="tune", note="repeat and select", seed=seed)
 
     def run(trial: selection.Trial) -> tuple[float, tuple[Any, Hyperparameters]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tacit.privacy import Budget, BudgetExceeded, Guarantee, Ledger, Mode, Neighbours, Subject, Unit, epsilon_of
+from tacit.privacy import Budget, BudgetExceeded, Guarantee, Ledger, Mode, Neighbours, Unit, epsilon_of
 from tacit.privacy.events import DpEvent
 from tacit.recipes import Progress
 from tacit.tune._runners import Curator, Runner, SerialRunner
@@ -108,9 +108,9 @@ class SearchSession:
 
     def tell(self, what: str, done: int, total: int) -> None:
         if self.progress is not None:
+            known = self.ledger.get_subject(self.subject)
             spent = self.ledger.spent(self.subject).epsilon
-            terms = next(known.terms for known in self.ledger.subjects() if known.name == self.subject)
-            self.progress(what, done, total, spent=(spent, terms.budget.epsilon))
+            self.progress(what, done, total, spent=None if known is None else (spent, known.terms.budget.epsilon))
 
     def alone(self, mu: float, unit: Unit | str) -> Guarantee:
         """What one run of `mu` would promise if nothing else had been looked at."""
@@ -123,16 +123,12 @@ def open_subject(
     ledger: Ledger, subject: str, budget: Budget, *, unit: Unit | str, neighbours: Neighbours | str
 ) -> None:
     """Declare who pays, if that was not done; a subject with more to spend may pay as well."""
-    known = next((each for each in ledger.subjects() if each.name == subject), None)
-    if known is None:
-        ledger.subject(subject, budget, unit=unit, neighbours=neighbours)
-        return
+    known = ledger.open_subject(subject, budget, unit=unit, neighbours=neighbours)
     if known.terms.mode is not Mode.GAUSSIAN:
         raise ValueError(
             f"The subject {subject} composes in the mode {known.terms.mode.value}: trials that depend on earlier ones "
             "need the gaussian mode."
         )
-    check_terms(known, unit=unit, neighbours=neighbours)
 
 
 def unit_of(whose: Any, unit: Unit | str | None, what: str = "trainable") -> Unit:
@@ -174,12 +170,6 @@ def check_affordable(ledger: Ledger, subject: str, mu: float, delta: float, what
             f"{left}. Nothing was charged.",
             left,
         )
-
-
-def check_terms(known: Subject, *, unit: Unit | str, neighbours: Neighbours | str) -> None:
-    """Refuse a subject that promises something else than the search says."""
-    if known.terms.neighbours is not Neighbours(neighbours) or known.terms.unit != Unit(unit):
-        raise ValueError(f"The subject {known.name} has another unit or neighbour relation than this search says.")
 
 
 def best(trials: Sequence[Trial]) -> Trial | None:

@@ -17,7 +17,7 @@ from tacit.privacy.accounting import noise_multiplier
 from tacit.privacy.events import DpEvent
 from tacit.tune._budget_split import check_budget
 from tacit.tune._plan import SHAVE
-from tacit.tune._search import check_terms, unit_of
+from tacit.tune._search import unit_of
 from tacit.tune._trials import GRID
 
 Candidate = TypeVar("Candidate")
@@ -80,17 +80,16 @@ def noisy_selection(
     if precision is not None and not (0 < precision < 1 and release == "scores"):
         raise ValueError("precision is a share between 0 and 1, of released scores.")
     unit, relation = unit_of(score, unit, "score"), Neighbours(neighbours)
-    known = next((each for each in ledger.subjects() if each.name == subject), None)
+    known = ledger.get_subject(subject)
     if known is not None:
-        check_terms(known, unit=unit, neighbours=relation)
+        known.check_terms(unit=unit, neighbours=relation)
     if release == "scores":
         event, error = _scores(budget, len(candidates), size, precision, relation)
     else:
         event, error = _winner(budget, size, relation, None if known is None else known.terms.mode)
     rows = [attempt(_numbers, score, candidate, sentence=_FAILED, curator=curator) for candidate in candidates]
-    if known is None:
-        plan = [event] if release == "winner" and not budget.pure else None
-        ledger.subject(subject, budget, unit=unit, neighbours=relation, plan=plan)
+    plan = [event] if release == "winner" and not budget.pure else None
+    ledger.open_subject(subject, budget, unit=unit, neighbours=relation, plan=plan)
     note = f"{release} of {len(candidates)} candidates"
     receipt = ledger.charge(subject, event, stage="tune", note=note, seed=seed)
     if release == "scores":

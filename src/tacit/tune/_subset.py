@@ -68,7 +68,7 @@ def subset_search(
         )
     unit = unit_of(rest, unit_of(few, unit))
     names = [f"{subject}, to tune on", f"{subject}, the rest"]
-    if taken := {known.name for known in ledger.subjects()} & set(names):
+    if taken := [name for name in names if ledger.get_subject(name) is not None]:
         raise ValueError(f"There is a subject {min(taken)!r} already, of other coins: choose a new name.")
     event_of(rest, space.decompose(space.at(0.5)), budget.mu, relation)  # refuses what it cannot price, before paying
     found = search(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tacit._refusals import of_the_machine
-from tacit.privacy import Ledger, Neighbours, Receipt, check_used, events, grid_sum, mechanisms
+from tacit.privacy import Ledger, LedgerError, Neighbours, Receipt, check_used, events, grid_sum, mechanisms
 from tacit.privacy.events import DpEvent
 from tacit.tune._space import Hyperparameters
 
@@ -78,7 +78,10 @@ class Job:
         every relation; it leaves through the discrete Gaussian that was charged, divided by the public size.
         """
         ledger = ledger or Ledger(self.ledger)
-        relation = next(known.terms.neighbours for known in ledger.subjects() if known.name == self.subject)
+        known = ledger.get_subject(self.subject)
+        if known is None:
+            raise LedgerError(f"There is no subject {self.subject!r} in this ledger.")
+        relation = known.terms.neighbours
         event = event_of(self.trainable, self.hyperparameters, self.mu, relation)
         paid = ledger.charge(self.subject, event, stage="tune", note=self.note, seed=self.seed)
         marked = ledger.charge(
