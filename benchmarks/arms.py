@@ -81,7 +81,7 @@ def tacit(problem: Problem, *, units: bool = True) -> Step:
     engine = Engine(problem.model, problem.work.loss, clip=problem.clip)
 
     def step() -> Sum:
-        return dict(engine(problem.batch, units=labels).sum)
+        return dict(engine(problem.batch, unit_ids=labels).sum)
 
     return step
 

@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
 REMOVED_IN = "0.4"  # two minor versions after the one that renamed; raised with every batch of renames
@@ -28,7 +28,13 @@ def warn_renamed(old: str, new: str, *, removed_in: str = REMOVED_IN, stacklevel
         warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)
 
 
-def renamed_argument(old_name: str, old: T | None, new_name: str, new: T | None, *, where: str) -> T | None:
+@overload
+def renamed_argument(old_name: str, old: T | None, new_name: str, new: T | None, *, where: str) -> T | None: ...
+@overload
+def renamed_argument(old_name: str, old: T | None, new_name: str, new: T, *, where: str, default: T) -> T: ...
+def renamed_argument(
+    old_name: str, old: T | None, new_name: str, new: T | None, *, where: str, default: T | None = None
+) -> T | None:
     """The value of an argument that may have come under its old name; both at once are refused.
 
     Args:
@@ -37,13 +43,14 @@ def renamed_argument(old_name: str, old: T | None, new_name: str, new: T | None,
         new_name: its name now.
         new: what was given under that.
         where: the function, for the message.
+        default: what the argument is under its new name if nobody gives it.
 
     Raises:
         TypeError: if both were given.
     """
     if old is None:
         return new
-    if new is not None:
+    if new is not default:
         raise TypeError(f"{where} got {old_name}= and {new_name}=, which are the same: leave {old_name}= out.")
     warn_renamed(f"{where}({old_name}=…)", f"{new_name}=…", stacklevel=4)
     return old

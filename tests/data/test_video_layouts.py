@@ -38,7 +38,7 @@ def test_ucf101_takes_groups_as_units(ucf: Path) -> None:
     assert train.classes == ("Archery", "Biking")
     assert train.labels().tolist() == [0, 0, 1]  # g01 of Archery and g01 of Biking are not the same group
     assert (train.clips, train.frames) == (3, 2)
-    videos = VideoClips.ucf101(ucf / "videos", ucf / "lists" / "trainlist01.txt", units="video")
+    videos = VideoClips.ucf101(ucf / "videos", ucf / "lists" / "trainlist01.txt", unit="video")
     assert videos.labels().tolist() == [0, 0, 0, 0, 1]
     test = VideoClips.ucf101(ucf / "videos", ucf / "lists" / "testlist01.txt")
     assert test.labels().tolist() == [0, 1]
@@ -62,11 +62,11 @@ def test_ucf101_says_what_is_wrong(ucf: Path) -> None:
     with pytest.raises(ValueError, match="There is no file"):
         VideoClips.ucf101(videos, ucf / "lists" / "testlist04.txt")
     with pytest.raises(ValueError, match="'group' or 'video'"):
-        VideoClips.ucf101(videos, split, units="person")  # type: ignore[arg-type]
+        VideoClips.ucf101(videos, split, unit="person")  # type: ignore[arg-type]
     for text, match in (
         ("Archry/v_Archery_g01_c01.avi", r"line 1: there is no class 'Archry'; did you mean 'Archery'\?"),
         ("Archery/v_Archery_g09_c01.avi", r"1 of 1 files of .* are missing, the first is .*g09_c01.avi"),
-        ("Archery/other.avi", "its group is not known; use units='video'"),
+        ("Archery/other.avi", "its group is not known; use unit='video'"),
         ("\n", "is empty"),
     ):
         split.write_text(text)

@@ -172,7 +172,9 @@ def test_a_file_that_breaks_later_makes_its_unit_nan_and_nothing_else(films: dic
         return torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
     both, sound = (data.rows(torch.tensor(units), None) for units in ([1, 0], [0]))
-    sums = [clipped_sum(model, loss, (rows.inputs, rows.labels), clip=1.0, units=rows.owner) for rows in (both, sound)]
+    sums = [
+        clipped_sum(model, loss, (rows.inputs, rows.labels), clip=1.0, unit_ids=rows.owner) for rows in (both, sound)
+    ]
     for name, gradient in sums[1].sum.items():
         assert torch.allclose(sums[0].sum[name], gradient)
 

@@ -72,7 +72,7 @@ def test_the_engine_builds_every_units_gradient(make: Any, microbatch: int | Non
     model = make()
     inputs, labels = people(9)
     owner = torch.tensor([0, 1, 1, 2, 2, 2, 0, 3, 4])
-    parts = list(Engine(model, loss, clip=1.0, microbatch=microbatch).each((inputs, labels), units=owner))
+    parts = list(Engine(model, loss, clip=1.0, microbatch=microbatch).each((inputs, labels), unit_ids=owner))
     found = torch.cat([torch.cat([part[n].flatten(1) for n, _ in model.named_parameters()], 1) for part in parts])
     truth = torch.stack([gradient(model, inputs[owner == u], labels[owner == u]) for u in range(5)])
     assert torch.allclose(found, truth, atol=1e-12)

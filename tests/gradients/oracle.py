@@ -75,7 +75,7 @@ def check(
     result = None
     for clip in clips or (float(sizes.median()) or 1.0, float(sizes.max()) * 2 or 1.0):
         expected, norms = brute_force(model, loss, batch, clip, labels)
-        result = engine(batch, clip=clip, units=units)
+        result = engine(batch, clip=clip, unit_ids=units)
         assert_close(result.sum, expected, tolerance)
         assert torch.allclose(
             result.private.norms, norms.double(), rtol=max(tolerance, 1e-10), atol=1e-30 + tolerance * 1e-3

@@ -438,7 +438,7 @@ def test_bounds_hold_for_units_of_any_size(clip: float, dtype: torch.dtype) -> N
     for size in (1e-30, 1e-10, 1.0, 1e10, 1e19):
         for rows in (1, 4):
             batch = torch.randint(0, 5, (rows, 7)), (torch.randn(rows, 7, 4) * size).to(dtype)
-            found = engine(batch, units=[3] * rows, clip=PerLayer(clip))
+            found = engine(batch, unit_ids=[3] * rows, clip=PerLayer(clip))
             for block, names in found.blocks.items():
                 squares = [found.sum[n].double().square().sum() for n in names]
                 assert float(torch.stack(squares).sum().sqrt()) <= found.bounds[block]

@@ -121,9 +121,9 @@ def test_a_bad_row_contributes_zero_and_does_not_touch_the_rest(dtype: torch.dty
 def test_a_bad_row_takes_its_unit_with_it() -> None:
     model = nn.Linear(4, 3)
     x, g = torch.randn(5, 4), torch.randn(5, 3)
-    expected = clipped_sum(model, linear_loss, (x[3:], g[3:]), clip=1.0, units=[1, 1])
+    expected = clipped_sum(model, linear_loss, (x[3:], g[3:]), clip=1.0, unit_ids=[1, 1])
     x[0, 0] = float("nan")
-    found = clipped_sum(model, linear_loss, (x, g), clip=1.0, units=[0, 0, 0, 1, 1])
+    found = clipped_sum(model, linear_loss, (x, g), clip=1.0, unit_ids=[0, 0, 0, 1, 1])
     assert found.private.nonfinite == 1
     for name in expected.sum:
         assert torch.allclose(found.sum[name], expected.sum[name])

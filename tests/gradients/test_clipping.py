@@ -42,7 +42,7 @@ def weighted(gradients: list[dict[str, Tensor]], factors: list[float]) -> dict[s
 
 def test_automatic(case) -> None:
     model, batch, gradients = case
-    found = clipped_sum(model, loss, batch, clip=Automatic(0.5, stability=0.1), units=UNITS)
+    found = clipped_sum(model, loss, batch, clip=Automatic(0.5, stability=0.1), unit_ids=UNITS)
     assert_close(found.sum, weighted(gradients, [0.5 * (1 - 1e-5) / (float(norm(g)) + 0.1) for g in gradients]), 1e-10)
     assert found.bounds == {"gradient": 0.5}
     assert found.blocks == {"gradient": ("0.weight", "0.bias", "2.weight", "2.bias")}
@@ -50,17 +50,17 @@ def test_automatic(case) -> None:
 
 def test_per_layer(case) -> None:
     model, batch, gradients = case
-    found = clipped_sum(model, loss, batch, clip=PerLayer(0.2), units=UNITS)
+    found = clipped_sum(model, loss, batch, clip=PerLayer(0.2), unit_ids=UNITS)
     assert found.blocks == {"0": ("0.weight", "0.bias"), "2": ("2.weight", "2.bias")}
     assert found.bounds == pytest.approx({"0": 0.2 / math.sqrt(2), "2": 0.2 / math.sqrt(2)})
     for block, names in found.blocks.items():
         parts = [{n: g[n] for n in names} for g in gradients]
         factors = [min(1.0, found.bounds[block] * (1 - 1e-5) / float(norm(p))) for p in parts]
         assert_close({n: found.sum[n] for n in names}, weighted(parts, factors), 1e-10)
-    named = clipped_sum(model, loss, batch, clip=PerLayer({"0": 1.0, "2": 3.0}), units=UNITS)
+    named = clipped_sum(model, loss, batch, clip=PerLayer({"0": 1.0, "2": 3.0}), unit_ids=UNITS)
     assert named.bounds == {"0": 1.0, "2": 3.0}
     with pytest.raises(ValueError, match="No clip bound for the layers 2"):
-        clipped_sum(model, loss, batch, clip=PerLayer({"0": 1.0}), units=UNITS)
+        clipped_sum(model, loss, batch, clip=PerLayer({"0": 1.0}), unit_ids=UNITS)
 
 
 @pytest.mark.parametrize("microbatch", [None, 3])
@@ -68,7 +68,7 @@ def test_adaptive_quantile(case, microbatch: int | None) -> None:
     model, batch, gradients = case
     norms = sorted(float(norm(g)) for g in gradients)
     policy = AdaptiveQuantile((norms[2] + norms[3]) / 2, quantile=0.5, rate=0.2)
-    found = clipped_sum(model, loss, batch, clip=policy, units=UNITS, microbatch=microbatch)
+    found = clipped_sum(model, loss, batch, clip=policy, unit_ids=UNITS, microbatch=microbatch)
     assert float(found.sum["count"]) == 3 * 0.5 - 0.5
     assert found.bounds == {"gradient": policy.bound, "count": 0.5}
     assert found.blocks["count"] == ("count",)
@@ -109,7 +109,7 @@ def test_policies_without_bounds(case) -> None:
         by_norm | by_loss: [a or b for a, b in zip(big, hard, strict=True)],
     }
     for policy, dropped in cases.items():
-        found = clipped_sum(model, loss, batch, clip=policy, units=UNITS)
+        found = clipped_sum(model, loss, batch, clip=policy, unit_ids=UNITS)
         assert found.bounds == {}
         assert_close(found.sum, weighted(gradients, [0.0 if d else 1.0 for d in dropped]), 1e-10)
 
@@ -118,10 +118,10 @@ def test_batch_clip(case) -> None:
     model, batch, gradients = case
     total = weighted(gradients, [1.0] * 4)
     mean = float(norm(total)) / 4
-    found = clipped_sum(model, loss, batch, clip=BatchClip(mean / 3), units=UNITS)
+    found = clipped_sum(model, loss, batch, clip=BatchClip(mean / 3), unit_ids=UNITS)
     assert found.bounds == {}
     assert_close(found.sum, {n: t / 3 for n, t in total.items()}, 1e-10)
-    assert_close(clipped_sum(model, loss, batch, clip=BatchClip(mean * 3), units=UNITS).sum, total, 1e-10)
+    assert_close(clipped_sum(model, loss, batch, clip=BatchClip(mean * 3), unit_ids=UNITS).sum, total, 1e-10)
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.inf, math.nan])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import math
 import weakref
 
 import pytest
@@ -48,10 +49,36 @@ def test_the_order_of_rows_does_not_matter() -> None:
     model, (x, y) = net(), batch(8)
     units = torch.tensor([3, 3, -1, 7, 7, 7, 0, 0])
     order = torch.randperm(8)
-    first = clipped_sum(model, loss, (x, y), clip=0.3, units=units)
-    second = clipped_sum(model, loss, (x[order], y[order]), clip=0.3, units=units[order], microbatch=4)
+    first = clipped_sum(model, loss, (x, y), clip=0.3, unit_ids=units)
+    second = clipped_sum(model, loss, (x[order], y[order]), clip=0.3, unit_ids=units[order], microbatch=4)
     assert_close(second.sum, first.sum, 1e-12)
     assert torch.allclose(first.private.norms, second.private.norms)
+
+
+def test_ids_may_be_strings_and_the_earlier_name_warns() -> None:
+    """By brute force: each person's mean gradient, clipped, summed."""
+    model, (x, y) = net(), batch(5)
+    names = ["bo", "al", "bo", "cy", "al"]
+    found = clipped_sum(model, loss, (x, y), clip=0.3, unit_ids=names)
+    for own in ([0, 2], [1, 4], [3]):
+        model.zero_grad()
+        loss(model, (x[own], y[own])).mean().backward()
+        length = math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters()))
+        for name, p in model.named_parameters():
+            found.sum[name] -= p.grad * min(1, 0.3 * (1 - 1e-5) / length)
+    assert max(float(total.abs().max()) for total in found.sum.values()) < 1e-6
+    numbers = torch.tensor([1, 0, 1, 2, 0])
+    engine = Engine(model, loss, clip=0.3)
+    expected = engine((x, y), unit_ids=numbers.tolist())
+    for old in (
+        lambda: clipped_sum(model, loss, (x, y), clip=0.3, units=numbers).sum,
+        lambda: engine((x, y), units=numbers.to(torch.int32)).sum,
+        lambda: {n: g.sum(0) for n, g in next(Engine(model, loss, clip=9.0).each((x, y), units=numbers)).items()},
+    ):
+        with pytest.warns(DeprecationWarning, match="units=…. is now unit_ids=…"):
+            assert old().keys() == expected.sum.keys()
+    with pytest.raises(TypeError, match="leave units= out"):
+        engine((x, y), units=numbers, unit_ids=numbers)
 
 
 @given(labels=st.lists(st.integers(-2, 2), min_size=1, max_size=8))
@@ -107,15 +134,18 @@ def test_what_the_curator_sees() -> None:
 @pytest.mark.parametrize(
     ("units", "error"),
     [
-        ([1, 2], "one label per row"),
-        ([[1]] * 5, "one label per row"),
-        ([0.5] * 5, "integer labels"),
-        ([True] * 5, "integer"),
+        ([1, 2], "one integer or string per row"),
+        (torch.tensor([1, 2]), "one integer or string per row"),
+        ([[1]] * 5, "one integer or string per row"),
+        ([0.5] * 5, "one integer or string per row"),
+        (torch.full((5,), 0.5, dtype=torch.bfloat16), "one integer or string per row"),
+        ([True] * 5, "one integer or string per row"),
+        ([1, "a", 1, 1, 1], "one integer or string per row"),
     ],
 )
 def test_labels_that_are_none(units: list[object], error: str) -> None:
     with pytest.raises((ValueError, TypeError), match=error):
-        clipped_sum(net(), loss, batch(5), clip=1.0, units=units)
+        clipped_sum(net(), loss, batch(5), clip=1.0, unit_ids=units)
 
 
 def test_a_ragged_batch_is_refused() -> None:

@@ -239,7 +239,7 @@ def test_a_model_with_dropout_passes_the_check_during_the_run() -> None:
     model = nn.Sequential(nn.Linear(4, 24), nn.Dropout(0.5), nn.Linear(24, 3))
     engine = Engine(model, classify, clip=1.0, microbatch=10)
     for _ in range(40):
-        engine(labelled(), units=torch.arange(32) // 3)
+        engine(labelled(), unit_ids=torch.arange(32) // 3)
 
 
 def test_the_check_during_the_run_is_rare() -> None:

@@ -135,9 +135,9 @@ def test_peft_lora(units: list[int] | None) -> None:
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing(reentrant: bool) -> None:
     model, batch = bert().train(), text()
-    expected = Engine(model, text_loss, clip=0.5)(batch, units=UNITS)
+    expected = Engine(model, text_loss, clip=0.5)(batch, unit_ids=UNITS)
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    assert_close(Engine(model, text_loss, clip=0.5)(batch, units=UNITS).sum, expected.sum, 1e-10)
+    assert_close(Engine(model, text_loss, clip=0.5)(batch, unit_ids=UNITS).sum, expected.sum, 1e-10)
 
 
 @pytest.mark.parametrize("inside", [True, False])
@@ -149,9 +149,9 @@ def test_autocast(inside: bool) -> None:
             return text_loss(model, batch).float()
 
     engine = Engine(model, loss, clip=0.3)
-    expected = Engine(model, text_loss, clip=0.3)(batch, units=UNITS)
+    expected = Engine(model, text_loss, clip=0.3)(batch, unit_ids=UNITS)
     with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
-        found = engine(batch, units=UNITS)
+        found = engine(batch, unit_ids=UNITS)
     assert_close(found.sum, expected.sum, 0.05)
     assert all(value.dtype == torch.float64 for value in found.sum.values())
 

@@ -55,8 +55,8 @@ def test_a_muted_row_mutes_its_unit_and_its_count() -> None:
     mute = torch.zeros(20, dtype=torch.bool)
     mute[5] = True
     found, rest = (
-        engine((x, y), units=units, mute=mute),
-        engine((x[units != 2], y[units != 2]), units=units[units != 2]),
+        engine((x, y), unit_ids=units, mute=mute),
+        engine((x[units != 2], y[units != 2]), unit_ids=units[units != 2]),
     )
     assert float(found.sum["count"]) == float(rest.sum["count"])
     assert float((found.sum["0.weight"] - rest.sum["0.weight"]).abs().max()) <= 1e-14

@@ -84,7 +84,7 @@ def test_padding_changes_nothing() -> None:
     ]
     for model, task, short, long in cases:
         engine = Engine(shaken(model).double(), loss_of(task), clip=0.5)
-        one, other = engine(short, units=UNITS), engine(long, units=UNITS)
+        one, other = engine(short, unit_ids=UNITS), engine(long, unit_ids=UNITS)
         for name, value in one.sum.items():
             torch.testing.assert_close(other.sum[name], value, rtol=1e-9, atol=1e-12)
 

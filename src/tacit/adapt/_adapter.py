@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import math
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -12,6 +11,7 @@ from typing import Any, Literal, TypedDict
 import torch
 from torch import Tensor, nn
 
+from tacit._deprecation import renamed_argument
 from tacit._saving import save_result
 from tacit.adapt._memory import Memory
 from tacit.adapt._methods import Method
@@ -24,6 +24,8 @@ from tacit.models import WeightFormat, normalisers, select
 from tacit.privacy import Guarantee, Ledger, Neighbours, Unit
 from tacit.privacy.events import check_count
 
+_OPTIMIZER: Literal["sgd", "adam"] = "sgd"
+
 
 class Options(TypedDict, total=False):
     """What every method's adapter takes beside model, method and privacy."""
@@ -32,6 +34,7 @@ class Options(TypedDict, total=False):
     lr: float
     momentum: float
     optimizer: Literal["sgd", "adam"]
+    optimiser: Literal["sgd", "adam"]  # the earlier name of optimizer; warns
     scheme: str  # which parameters, by the type of their layer; see tacit.models.select
     classes: Tensor | None  # a mask over the classes that may occur; predictions stay over all
     ledger: Ledger | None
@@ -90,7 +93,7 @@ class Adapter:
         batch_size: int = 64,
         lr: float = 0.005,
         momentum: float = 0.9,
-        optimizer: Literal["sgd", "adam"] = "sgd",
+        optimizer: Literal["sgd", "adam"] = _OPTIMIZER,
         scheme: str = "norms",
         classes: Tensor | None = None,
         ledger: Ledger | None = None,
@@ -100,7 +103,11 @@ class Adapter:
         lease: int = 256,
         microbatch: int | None = None,
         curator: Curator | None = None,
+        optimiser: Literal["sgd", "adam"] | None = None,
     ) -> None:
+        optimizer = renamed_argument(
+            "optimiser", optimiser, "optimizer", optimizer, where="Adapter", default=_OPTIMIZER
+        )
         for value in (batch_size, lease, 1 if microbatch is None else microbatch):
             check_count(value, "batch_size, lease and microbatch")
         if not (0 < lr < math.inf and 0 <= momentum < 1):
@@ -155,11 +162,7 @@ class Adapter:
         Raises:
             ValueError: Invalid images or ids; the batch has contributed nothing.
         """
-        if units is not None:
-            if unit_ids is not None:
-                raise ValueError("Say unit_ids= alone: units= is its earlier name.")
-            warnings.warn("units= is now called unit_ids=.", DeprecationWarning, stacklevel=2)
-            unit_ids = units
+        unit_ids = renamed_argument("units", units, "unit_ids", unit_ids, where="Adapter")
         labels = self._check(images, unit_ids)
         with torch.inference_mode(False):
             images = images.clone() if images.is_inference() else images.detach()

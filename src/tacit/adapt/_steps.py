@@ -250,7 +250,7 @@ class Clipped(Step):
         self._engine.validate(batch)
         self._seen = []
         try:
-            total = self._engine(batch, units=None if alone else rows.owner, clip=self.clip, mute=mute)
+            total = self._engine(batch, unit_ids=None if alone else rows.owner, clip=self.clip, mute=mute)
             seen = self._seen
         finally:
             self._seen = None

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tacit._unit_ids import distinct
 from tacit.calibrate._calibrated import Result
 from tacit.calibrate._measures import ece
 from tacit.calibrate._outputs import check_labels, read
 from tacit.calibrate._source import Source
 from tacit.calibrate._statistics import Noise
-from tacit.data import distinct
 from tacit.privacy import Budget, Ledger, Neighbours, Unit
 
 DEAL = "deal.json"  # beside the ledgers: which samples they speak for

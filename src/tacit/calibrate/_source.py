@@ -7,7 +7,6 @@ the same question the same answer.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,14 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tacit._deprecation import renamed_argument
 from tacit._refusals import attempt
+from tacit._unit_ids import distinct
 from tacit.calibrate._answers import Refused, book_of
 from tacit.calibrate._outputs import Outputs
 from tacit.calibrate._queries import NOISES, Answer, Price, Query
 from tacit.calibrate._search import Ask
 from tacit.calibrate._statistics import Noise
 from tacit.calibrate._wire import checked, make, number_from_json, number_to_json
-from tacit.data import Rows, distinct
+from tacit.data import Rows
 from tacit.finetune import in_place
 from tacit.gradients import filled
 from tacit.privacy import Budget, Guarantee, Ledger, LedgerError, Neighbours, Unit, mechanisms, mu_of_pure, sampling
@@ -110,11 +111,7 @@ class Source:
         size: int | None = None,
         seed: int | None = None,
     ) -> None:
-        if units is not None:
-            if unit_ids is not None:
-                raise ValueError("Say unit_ids= alone: units= is its earlier name.")
-            warnings.warn("units= is now called unit_ids=.", DeprecationWarning, stacklevel=2)
-            unit_ids = units
+        unit_ids = renamed_argument("units", units, "unit_ids", unit_ids, where="calibrate.Source")
         self.name, self.budget = name, budget
         self.unit, self.neighbours = _unit(unit, grouped=unit_ids is not None), Neighbours(neighbours)
         self.noise: Noise = noise or ("laplace" if budget.pure else "gaussian")

@@ -8,7 +8,6 @@ from tacit.data._csv_files import read_columns, read_labels
 from tacit.data._fashion_mnist import Split, fashion_mnist
 from tacit.data._grouped import Groupable as Groupable
 from tacit.data._grouped import Grouped
-from tacit.data._grouped import distinct as distinct
 from tacit.data._image_files import ImageFiles, ImageShape
 from tacit.data._published import cifar_c, imagenet_c, imagenet_r
 from tacit.data._records import Records

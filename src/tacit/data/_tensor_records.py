@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from tacit._refusals import Refusal
-from tacit.data._grouped import Groupable, Ids, distinct, members, named, without_replacement
+from tacit._unit_ids import distinct
+from tacit.data._grouped import Groupable, Ids, members, named, without_replacement
 from tacit.data._records import Records, Rows
 from tacit.data._views import Augment, FlipAndShift
 

@@ -37,10 +37,10 @@ def folder(root: str | Path) -> Listing:
     return Listing(files=tuple(file for file, _ in found), labels=tuple(label for _, label in found), classes=classes)
 
 
-def ucf101(root: str | Path, split_file: str | Path, class_index: str | Path | None, units: str) -> Listing:
+def ucf101(root: str | Path, split_file: str | Path, class_index: str | Path | None, unit: str) -> Listing:
     """The files that a split file of UCF-101 names. Classes: those of `classInd.txt`, or else the folders of `root`."""
-    if units not in ("group", "video"):
-        raise ValueError(f"The units of UCF-101 are 'group' or 'video', not {units!r}.")
+    if unit not in ("group", "video"):
+        raise ValueError(f"The unit of UCF-101 is 'group' or 'video', not {unit!r}.")
     home, lines = _folder(root), _lines(split_file)
     beside = Path(split_file).parent / "classInd.txt"
     index = class_index if class_index is not None else beside if beside.is_file() else None
@@ -56,13 +56,13 @@ def ucf101(root: str | Path, split_file: str | Path, class_index: str | Path | N
         if given and index is not None and int(given[0]) != label + 1:
             raise ValueError(f"{where}: {kind} is class {given[0]} here, but {label + 1} in {index}.")
         match = re.search(r"_g(\d+)_c\d+$", Path(name).stem)
-        if units == "group" and not match:
-            raise ValueError(f"{where}: {name} does not end in _gNN_cNN, so its group is not known; use units='video'.")
+        if unit == "group" and not match:
+            raise ValueError(f"{where}: {name} does not end in _gNN_cNN, so its group is not known; use unit='video'.")
         files.append(home / name)
         labels.append(label)
         groups.append(f"{kind}/g{match.group(1)}" if match else name)
     _check_files(files, str(split_file))
-    grouping = tuple(groups) if units == "group" else None
+    grouping = tuple(groups) if unit == "group" else None
     return Listing(files=tuple(files), labels=tuple(labels), classes=classes, groups=grouping)
 
 

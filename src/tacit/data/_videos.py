@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tacit._deprecation import renamed_argument
 from tacit._refusals import Refusal
 from tacit.data import _video_layouts as video_layouts
 from tacit.data._cache import Cache, Pixels, digest, fingerprint
@@ -108,16 +109,18 @@ class VideoClips(Groupable):
         split_file: str | Path,
         class_index: str | Path | None = None,
         *,
-        units: Literal["group", "video"] = "group",
+        unit: Literal["group", "video"] | None = None,
+        units: Literal["group", "video"] | None = None,
         **options: Any,
     ) -> VideoClips:
         """UCF-101: the videos `root/CLASS/v_CLASS_g01_c01.avi` that a split file such as `trainlist01.txt` names.
 
         The clips of one group (g01) are cut from one source video and show the same people: they are one unit, unless
-        `units="video"`. Labels count from 0, in the order of `class_index` (by default `classInd.txt` beside the split
+        `unit="video"`. Labels count from 0, in the order of `class_index` (by default `classInd.txt` beside the split
         file; without it, the sorted folders of `root`).
         """
-        return cls._listed(video_layouts.ucf101(root, split_file, class_index, units), options)
+        unit = renamed_argument("units", units, "unit", unit, where="VideoClips.ucf101")
+        return cls._listed(video_layouts.ucf101(root, split_file, class_index, unit or "group"), options)
 
     @classmethod
     def hmdb51(

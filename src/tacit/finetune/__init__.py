@@ -23,7 +23,6 @@ from tacit.finetune._sampling import Everyone, Passes, Poisson
 from tacit.finetune._sources import agree as agree
 from tacit.finetune._sources import as_records as as_records
 from tacit.finetune._sources import prepared as prepared
-from tacit.finetune._sources import told_unit as told_unit
 from tacit.finetune._standardise import Standardise
 from tacit.finetune._tasks import Classes, Labels, Task
 from tacit.finetune._updates import Update

@@ -55,7 +55,7 @@ class QuantileAsker(GradientAsker):
         self.zero_sum()  # refuses a model with a parameter called like the count
 
     def _sum(self, rows: Rows, mute: Tensor | None) -> ClippedSum:
-        return self.engine((rows.inputs, rows.labels), units=rows.owner, clip=self.clip, mute=mute)
+        return self.engine((rows.inputs, rows.labels), unit_ids=rows.owner, clip=self.clip, mute=mute)
 
     def zero_sum(self) -> ClippedSum:
         return self.engine.zero_sum(self.clip)

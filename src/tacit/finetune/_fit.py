@@ -25,7 +25,7 @@ from tacit.finetune._predictions import rows_that_fit, units_at_once
 from tacit.finetune._queries import GradientQuery
 from tacit.finetune._reading import likeness, to
 from tacit.finetune._saving import Store
-from tacit.finetune._sources import agree, as_records, prepared, told_unit
+from tacit.finetune._sources import agree, as_records, prepared
 from tacit.finetune._standardise import Standardise
 from tacit.finetune._tasks import Classes, Task, outputs_of
 from tacit.finetune._updates import Updater
@@ -238,7 +238,8 @@ def fit(
     optimizer = renamed_argument("optimiser", optimiser, "optimizer", optimizer, where="finetune.fit")
     if optimizer is None:
         raise TypeError("finetune.fit needs optimizer=, such as finetune.DPSGD(batch=…, steps=…).")
-    named, relation = told_unit(unit, units), Neighbours(neighbours)
+    unit = renamed_argument("units", units, "unit", unit, where="finetune.fit")
+    named, relation = None if unit is None else Unit(unit), Neighbours(neighbours)
     if receipt is not None:
         if not (epsilon is None and ledger is None and subject is None and checkpoint is None and standardise is None):
             raise ValueError(

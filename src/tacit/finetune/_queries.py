@@ -88,7 +88,7 @@ class GradientAsker:
 
     def _sum(self, rows: Rows, mute: Tensor | None) -> ClippedSum:
         alone = torch.equal(rows.owner, torch.arange(len(rows.owner), device=rows.owner.device))
-        return self.engine((rows.inputs, rows.labels), units=None if alone else rows.owner, mute=mute)
+        return self.engine((rows.inputs, rows.labels), unit_ids=None if alone else rows.owner, mute=mute)
 
     def zero_sum(self) -> ClippedSum:
         return self.engine.zero_sum()

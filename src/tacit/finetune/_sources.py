@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Literal
 
 from torch import nn
@@ -68,16 +67,6 @@ def agree(records: Records, unit: Unit | str | None) -> Unit:
             f"put together what belongs to each {unit} first, with records.group_by(ids, unit={str(unit)!r})."
         )
     return own
-
-
-def told_unit(unit: Unit | str | None, units: Unit | str | None) -> Unit | None:
-    """What the caller says a unit is; `units` is the name that the argument `unit` once had."""
-    if units is not None:
-        if unit is not None:
-            raise Refusal("Say unit= alone: units= is its earlier name.")
-        warnings.warn("units= is now called unit=.", DeprecationWarning, stacklevel=3)
-        unit = units
-    return None if unit is None else Unit(unit)
 
 
 def prepared(

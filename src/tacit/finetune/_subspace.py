@@ -85,7 +85,7 @@ class SubspaceAsker:
 
     def _sum(self, rows: Rows, mute: Tensor | None) -> ClippedSum:
         total, silent = self.zero_sum(), muted_units(rows.owner, mute)
-        for gradients in self.engine.each((rows.inputs, rows.labels), units=rows.owner):
+        for gradients in self.engine.each((rows.inputs, rows.labels), unit_ids=rows.owner):
             flat = self._flat(gradients)
             total = total + self._bounded(flat, silent[: len(flat)])
             silent = silent[len(flat) :]
@@ -166,7 +166,7 @@ class SubspaceAsker:
         rows = self._query.public.rows(places, None)
         device = next(iter(self._parameters.values())).device
         batch = to(rows.inputs, device), rows.labels.to(device)
-        found = self.engine.each(batch, units=rows.owner.to(device), public=True)
+        found = self.engine.each(batch, unit_ids=rows.owner.to(device), public=True)
         return [self._flat(gradients) for gradients in found]
 
     def _start(self) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tacit._deprecation import renamed_argument
 from tacit.gradients import _validation as learning
 from tacit.gradients._batches import change, count_rows, leaves, row_shapes, rows_of
 from tacit.gradients._clipping import Policy, as_policy
@@ -63,9 +64,7 @@ class Engine:
         ['bias', 'weight']
     """
 
-    def __init__(
-        self, model: nn.Module, per_sample_loss: Loss, *, clip: float | Policy, microbatch: int | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, per_sample_loss: Loss, *, clip: Bound, microbatch: int | None = None) -> None:
         if microbatch is not None and microbatch < 1:
             raise ValueError(f"microbatch must be at least 1 row, not {microbatch}.")
         self.model = model
@@ -126,9 +125,9 @@ class Engine:
             plan.checked[shapes], plan.largest = together, size
 
     def __call__(
-        self, batch: Any, *, units: Any = None, clip: float | Policy | None = None, mute: Any = None
+        self, batch: Any, *, unit_ids: Any = None, clip: Bound | None = None, mute: Any = None, units: Any = None
     ) -> ClippedSum:
-        """The sum over units of clip(mean gradient of the unit's rows); every row is a unit unless `units` labels them.
+        """The sum over units of clip(mean gradient of the unit's rows); every row is a unit unless `unit_ids` says so.
 
         `clip` replaces the engine's own for this step (a bound that follows the data). `mute` is one boolean per row: a
         unit with a muted row contributes exactly zero, while its rows keep their places, so that shapes and sums are
@@ -136,22 +135,20 @@ class Engine:
 
         Args:
             batch: As in `clipped_sum`.
-            units: One label per row; by default each row is a unit.
+            unit_ids: One integer or string per row; by default each row is a unit. `units` is the earlier name.
             clip: Replaces the engine's own for this step.
             mute: One boolean per row.
 
         Returns:
             The sum with its bounds.
         """
-        policy = self.clip if clip is None else as_policy(clip)
+        unit_ids = renamed_argument("units", units, "unit_ids", unit_ids, where="Engine")
         rows = count_rows(batch)
-        grouped = group(units, rows, next(leaves(batch)).device)
+        grouped = group(unit_ids, rows, next(leaves(batch)).device)
         silent = muted(mute, grouped)
         self._refuse_changes()
         self.replaced = None
-        tally = ClippedSumAccumulator(
-            policy, {n: wide(p.detach()) for n, p in self._slots.parameters.items()}, grouped.count
-        )
+        tally = self._tally(self.clip if clip is None else as_policy(clip), grouped.count)
         if rows == 0:
             return tally.result()
         self._validate_private(batch, grouped)
@@ -167,7 +164,9 @@ class Engine:
                 self._add_odd(tally, batch, torch.nonzero(grouped.of_row == unit).flatten(), unit, rows)
         return tally.result()
 
-    def each(self, batch: Any, *, units: Any = None, public: bool = False) -> Iterator[dict[str, Tensor]]:
+    def each(
+        self, batch: Any, *, unit_ids: Any = None, public: bool = False, units: Any = None
+    ) -> Iterator[dict[str, Tensor]]:
         """The mean gradient of every unit, built and not clipped, some units at a time: (units, *shape) each.
 
         For sums that need more of a gradient than its norm: whoever asks has to bound what it makes of these. A unit
@@ -177,20 +176,21 @@ class Engine:
 
         Args:
             batch: As in `clipped_sum`.
-            units: One label per row.
+            unit_ids: One integer or string per row.
             public: Whether the rows are public.
 
         Returns:
             Name -> per-unit gradients, some units at a time. Private.
         """
+        unit_ids = renamed_argument("units", units, "unit_ids", unit_ids, where="Engine.each")
         rows = count_rows(batch)
         self._refuse_changes()
-        if rows == 0:
+        if not rows:
             return
-        grouped = group(units, rows, next(leaves(batch)).device)
+        grouped = group(unit_ids, rows, next(leaves(batch)).device)
         self._validate_private(batch, grouped)
         state, spot = buffers_of(self.model), -1 if public else self._spot(grouped.count)
-        tally = ClippedSumAccumulator(self.clip, {n: wide(p.detach()) for n, p in self._slots.parameters.items()}, 0)
+        tally = self._tally(self.clip, 0)
         size = sum(wide(p).nbytes for p in self._slots.parameters.values())
         for part, members in parts(grouped, min(self._rows_at_once(batch), max(1, _KEPT // size))):
             put_back(self.model, state)
@@ -205,7 +205,7 @@ class Engine:
                     value[place] = torch.nan if found is None else found[0][name].to(value.dtype)
             yield built
 
-    def zero_sum(self, clip: float | Policy | None = None) -> ClippedSum:
+    def zero_sum(self, clip: Bound | None = None) -> ClippedSum:
         """The sum over no unit at all: zeros, with the bounds of any other sum.
 
         Args:
@@ -214,15 +214,15 @@ class Engine:
         Returns:
             Zeros with the bounds.
         """
-        policy = self.clip if clip is None else as_policy(clip)
-        return ClippedSumAccumulator(
-            policy, {n: wide(p.detach()) for n, p in self._slots.parameters.items()}, 0
-        ).result()
+        return self._tally(self.clip if clip is None else as_policy(clip), 0).result()
 
     def outdated(self) -> bool:
         """Whether the model's trainable parameters are no longer those that the engine was made for."""
         current = {id(p) for p in self.model.parameters() if p.requires_grad}
         return current != {id(p) for p in self._slots.parameters.values()}
+
+    def _tally(self, policy: Policy, units: int) -> ClippedSumAccumulator:
+        return ClippedSumAccumulator(policy, {n: wide(p.detach()) for n, p in self._slots.parameters.items()}, units)
 
     def _rows_at_once(self, batch: Any, rows: int | None = None) -> int:
         """As the user says; else on a CPU so many that what is kept stays near the caches, which is faster as well."""
@@ -296,9 +296,8 @@ class Engine:
             odd[unit] = not self._fits(rows_of(batch, torch.cat([mine, mine]), grouped.rows), 2 * mine.numel())
         if not bool(odd.all()):
             replaced = odd[local.of_row]
-            self.replaced = (
-                torch.zeros_like(grouped.of_row, dtype=torch.bool) if self.replaced is None else self.replaced
-            )
+            if self.replaced is None:
+                self.replaced = torch.zeros_like(grouped.of_row, dtype=torch.bool)
             self.replaced[part[replaced]] = True
             index = torch.where(replaced, part[torch.nonzero(~replaced)[0, 0]], part)
             try:
@@ -312,8 +311,7 @@ class Engine:
 
     def _spot(self, units: int) -> int:
         """The unit that is looked at in this call; -1: nobody."""
-        self._calls += 1
-        found = due(self._calls - 1, units)
+        found, self._calls = due(self._calls, units), self._calls + 1
         return -1 if found is None else found
 
     def _look_at(

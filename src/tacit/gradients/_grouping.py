@@ -8,21 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit._unit_ids import distinct
 from tacit.gradients._units import Units
 
 
-def group(units: Any, rows: int, device: torch.device) -> Units:
-    if units is None:
+def group(unit_ids: Any, rows: int, device: torch.device) -> Units:
+    """The rows by their ids, integers or strings; without ids every row is a unit."""
+    if unit_ids is None:
         return Units.singletons(rows, device)
-    try:
-        labels = torch.as_tensor(units, device=device)
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError("units must be integer labels, one per row: number the names first.") from None
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise TypeError(f"units must be integer labels, one per row, not {labels.dtype}.")
-    if labels.shape != (rows,):
-        raise ValueError(f"units must be one label per row, of shape ({rows},), not {tuple(labels.shape)}.")
-    return Units.from_labels(labels)
+    if isinstance(unit_ids, Tensor) and unit_ids.dtype == torch.long and unit_ids.shape == (rows,):
+        return Units.from_labels(unit_ids.to(device))  # numbered where they are
+    return Units.from_labels(distinct(unit_ids, rows)[1].to(device))
 
 
 def muted(mute: Any, units: Units) -> Tensor | None:

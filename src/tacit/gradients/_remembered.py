@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from tacit._deprecation import renamed_argument
 from tacit.gradients._clipping import Policy, as_policy
 from tacit.gradients._engine import Engine
 from tacit.gradients._isolation import Loss
@@ -30,9 +31,10 @@ def clipped_sum(
     batch: Any,
     *,
     clip: float | Policy,
-    units: Any = None,
+    unit_ids: Any = None,
     microbatch: int | None = None,
     mute: Any = None,
+    units: Any = None,
 ) -> ClippedSum:
     """The sum over privacy units of their clipped per-example gradients, with its L2 bound.
 
@@ -45,9 +47,10 @@ def clipped_sum(
         per_sample_loss: `per_sample_loss(model, batch)` returns one loss per row.
         batch: A tensor, or any nest of tuples, lists and dicts of tensors, rows first.
         clip: The L2 bound of a unit's gradient, or a clip policy.
-        units: One label per row; rows with the same label are one unit. By default each row is a unit.
+        unit_ids: One integer or string per row; rows with the same id are one unit. By default each row is a unit.
         microbatch: The most rows in memory at a time; the result does not depend on it.
         mute: One boolean per row; a unit with a muted row contributes zero.
+        units: The earlier name of `unit_ids`; warns.
 
     Returns:
         The sum with its bounds, for `privacy.mechanisms.gaussian`.
@@ -62,10 +65,11 @@ def clipped_sum(
         >>> from tacit.gradients import clipped_sum
         >>> loss = lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
         >>> batch = torch.randn(6, 4), torch.tensor([0, 1, 0, 1, 0, 1])
-        >>> total = clipped_sum(nn.Linear(4, 2), loss, batch, clip=1.0, units=torch.tensor([7, 7, 7, 8, 8, 9]))
+        >>> total = clipped_sum(nn.Linear(4, 2), loss, batch, clip=1.0, unit_ids=torch.tensor([7, 7, 7, 8, 8, 9]))
         >>> total.bounds
         {'gradient': 1.0}
     """
+    unit_ids = renamed_argument("units", units, "unit_ids", unit_ids, where="clipped_sum")
     clip = as_policy(clip)
     key = (*same_loss(per_sample_loss), microbatch)
     engines: _Remembered = model.__dict__.setdefault("_tacit_engines", _Remembered())
@@ -73,4 +77,4 @@ def clipped_sum(
     if engine is None or engine.outdated():
         engine = engines[key] = Engine(model, per_sample_loss, clip=clip, microbatch=microbatch)
     engine.per_sample_loss = per_sample_loss
-    return engine(batch, clip=clip, units=units, mute=mute)
+    return engine(batch, clip=clip, unit_ids=unit_ids, mute=mute)

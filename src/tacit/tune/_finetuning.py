@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from tacit._deprecation import renamed_argument
 from tacit.data import Records, Table, unit_ids_of
 from tacit.finetune import (
     DPGD,
@@ -29,7 +30,6 @@ from tacit.finetune import (
     plan,
     prepared,
     right_by_unit,
-    told_unit,
 )
 from tacit.models import head_of
 from tacit.privacy import Neighbours, Receipt, Unit, epsilon_of
@@ -81,12 +81,17 @@ class Finetuning:
         head: Literal["new", "keep"] = "new",
         bias: bool = True,
         measure: Literal["loss", "accuracy"] = "loss",
+        optimiser: Callable[[Hyperparameters], Optimizer] | None = None,
         **options: Any,
     ) -> None:
+        optimizer = renamed_argument(
+            "optimiser", optimiser, "optimizer", optimizer, where="tune.Finetuning", default=dpgd
+        )
         if measure not in ("loss", "accuracy"):
             raise ValueError(f"A trial is scored by its loss or its accuracy; got {measure!r}.")
         self.measure = measure
-        self.size, named = size, told_unit(unit, units)
+        unit = renamed_argument("units", units, "unit", unit, where="tune.Finetuning")
+        self.size, named = size, None if unit is None else Unit(unit)
         self.optimizer, self.delta = optimizer, delta
         self._task: Task = task or Classes(classes if classes is not None else head_of(model)[1].out_features)
         if measure == "loss" and not hasattr(self._task, "confidence"):
