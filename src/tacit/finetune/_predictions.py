@@ -171,6 +171,6 @@ def _by_unit(rows: Predictions, units: int) -> Predictions:
     sizes = torch.bincount(rows.owner, minlength=units)
     starts = torch.cumsum(sizes, 0) - sizes
     place = torch.repeat_interleave(torch.arange(units), sizes)
-    total = torch.zeros(units, *rows.probs.shape[1:]).index_add_(0, place, rows.probs)
+    total = rows.probs.new_zeros(units, *rows.probs.shape[1:]).index_add_(0, place, rows.probs)
     mean = total / sizes.clamp_min(1).view(-1, *[1] * (rows.probs.dim() - 1))
     return Predictions(mean, rows.labels[starts.clamp_max(len(rows.labels) - 1)], torch.arange(units))
