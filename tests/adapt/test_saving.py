@@ -15,6 +15,7 @@ from obvious import images, net, norm_of, same_bits
 from safetensors.torch import load, save
 from torch import Tensor
 
+from tacit import _checkpoints as checkpoints
 from tacit._checkpoints import metadata as words_of
 from tacit._checkpoints import private_folder
 from tacit.adapt import (
@@ -384,6 +385,21 @@ def test_a_damaged_checkpoint(tmp_path: Path) -> None:
         refused(fresh(tmp_path), tmp_path, "damaged", path="bad")
         assert name
     assert resume_adapter(fresh(tmp_path), tmp_path / "checkpoint")
+
+
+def test_files_speak_as_they_did(tmp_path: Path) -> None:
+    """Names in the code may change; a run that was saved before goes on after."""
+    save_adapter(run(fresh(tmp_path, EATA), 0, 1, units=True), tmp_path / "checkpoint")
+    _, facts = checkpoints.unpack("adapter", 1, tmp_path / "checkpoint")
+    assert set(facts) == {
+        *("adapter", "steps", "told_units", "units", "mood", "bound", "optimiser", "receipt", "head", "save"),
+        *("guarantee", "assumptions"),
+    }
+    told = facts["adapter"]
+    assert told["pull strength"] == 1.0
+    assert "fisher alpha" not in told
+    assert told["filters"] == "(Certain(margin=0.4), Unusual(similarity=0.05))"
+    assert told["optimiser"]["kind"] == "sgd"
 
 
 def test_a_checkpoint_of_another_version(tmp_path: Path) -> None:

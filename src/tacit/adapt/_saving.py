@@ -27,6 +27,8 @@ from tacit.privacy.leases import Secret
 VERSION = 1
 _MEMORY = "memory.last."
 _WHO = "attendance"  # the ending of the file that tells who took part: those of earlier versions have it
+# What files say stays as it was when the names in the code change: a run is resumed by a later version.
+_WRITTEN = {"EntropyFilter": "Certain", "RedundancyFilter": "Unusual", "PLPDFilter": "Structured"}
 
 
 def save_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | None = None) -> None:
@@ -124,17 +126,20 @@ def _describe(adapter: Adapter) -> dict[str, Any]:
     """What must be the same when a run is taken up."""
     method, classes = adapter.method, adapter.classes
     constants = {each.name.replace("_", " "): getattr(method, each.name) for each in fields(method)}
-    anchor = constants.pop("anchor")
+    anchor, filters = constants.pop("anchor"), repr(method.filters)
+    for name, written in _WRITTEN.items():
+        filters = filters.replace(name, written)
     return {
         "method": constants.pop("name"),
+        "pull strength": constants.pop("fisher alpha"),
         **constants,
         "uncertainty": getattr(method.uncertainty, "__name__", repr(method.uncertainty)),
-        "filters": repr(method.filters),
+        "filters": filters,
         "anchor": None if anchor is None else [checkpoints.digest(part) for part in (anchor.importance, anchor.origin)],
         "classes": None if classes is None else classes.nonzero().flatten().tolist(),
         "privacy": repr(adapter.privacy),
         "batch size": adapter.batch_size,
-        "optimizer": adapter.optimize,
+        "optimiser": adapter.optimize,
         "parameters": {name: list(p.shape) for name, p in adapter.parameters.items()},
     }
 
@@ -153,11 +158,11 @@ def _pack(adapter: Adapter, secret: Secret | None) -> bytes:
     facts = {
         "adapter": _describe(adapter),
         "steps": adapter.steps,
-        "has_unit_ids": adapter.has_unit_ids,
+        "told_units": adapter.has_unit_ids,
         "units": adapter.participation.anyone,
-        "ema_entropy": memory.ema_entropy,
+        "mood": memory.ema_entropy,
         "bound": memory.bound,
-        "optimizer": scalars,
+        "optimiser": scalars,
         "receipt": None if receipt is None else receipt.id,
         "head": None if receipt is None else receipt.head,
         "save": None if secret is None else leases.digest(secret),
@@ -172,15 +177,15 @@ def _restore(adapter: Adapter, tensors: dict[str, Tensor], facts: dict[str, Any]
         for name, parameter in adapter.parameters.items():
             parameter.copy_(tensors[f"parameter.{name}"])
             adapter.origin[name].copy_(tensors[f"origin.{name}"])
-    checkpoints.load_optimiser(adapter.optimizer, tensors, facts["optimizer"])
+    checkpoints.load_optimiser(adapter.optimizer, tensors, facts["optimiser"])
     device = next(iter(adapter.parameters.values())).device
     last = {key.removeprefix(_MEMORY): value.to(device) for key, value in tensors.items() if key.startswith(_MEMORY)}
     adapter.memory.last = last or None
     mean_probs = tensors.get("memory.usual")
     adapter.memory.mean_probs = None if mean_probs is None else mean_probs.to(device)
-    adapter.memory.ema_entropy, adapter.memory.bound = facts["ema_entropy"], facts["bound"]
+    adapter.memory.ema_entropy, adapter.memory.bound = facts["mood"], facts["bound"]
     adapter.generator.set_state(tensors["generator"])
-    adapter.steps, adapter.has_unit_ids = facts["steps"], facts["has_unit_ids"]
+    adapter.steps, adapter.has_unit_ids = facts["steps"], facts["told_units"]
 
 
 def _pack_secret(secret: Secret) -> bytes:

@@ -27,6 +27,7 @@ from tacit.gradients._synthetic import varies
 from tacit.gradients._traced_parameter import plain
 from tacit.gradients._units import Units
 
+Bound = float | Policy  # what clip= takes
 _KEPT = 192 * 2**20  # bytes of activations and output gradients that one pass keeps on a CPU
 
 
