@@ -55,6 +55,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> VideoClips:
     return VideoClips(files, [0, 1, 0, 1], clips=2, frames=4, stride=1)
 
 
+@pytest.mark.filterwarnings("ignore:.*the old name ends:DeprecationWarning")
 @pytest.mark.parametrize("name", ["unit", "units"])
 @pytest.mark.parametrize(
     ("view", "claimed", "own"),
