@@ -30,7 +30,7 @@ test-cluster: $(CLUSTER)/.test
 
 # Every release of the package, attacked in full: some twenty minutes. `make test` has a quick version of it.
 audit: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/tacit audit --out docs/audit.md
+	OMP_NUM_THREADS=1 $(BIN)/tacit audit --out docs/audit.md --picture docs/pictures/audit.png
 
 bench: $(VENV)/.test
 	PYTHONPATH=. $(BIN)/python benchmarks/run.py

@@ -98,6 +98,15 @@ def test_coordinates_are_independent() -> None:
     assert checks.coordinates(100_000).holds
 
 
+def test_no_odd_row_moves_the_sum_of_a_loop_beyond_its_bound() -> None:
+    for check in checks.loops(("DPSGD", "GEP")):
+        assert check.holds, check
+
+
+def test_prices_against_dp_accounting() -> None:
+    assert checks.prices_of_mixtures(3).holds
+
+
 def test_stability() -> None:
     rows = {"huge": 1e30, "plain": 0.5, "nan": math.nan}
 

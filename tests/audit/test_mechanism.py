@@ -39,7 +39,7 @@ def test_streams(strategy: str, k: int, b: int, blocks: int, reset: int | None) 
 def test_a_long_stream_is_projected_as_it_goes() -> None:
     event = events.stream(1.0, 200, strategy="buffered", contributions=3, separation=50)
     found = mechanism(releases.stream(event), Claim.of(event, neighbours="replace-one"), trials=40_000)
-    assert found.tightness > 0.93
+    assert found.tightness > 0.92
 
 
 def test_small_queries() -> None:

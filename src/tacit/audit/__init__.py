@@ -4,7 +4,9 @@ from tacit.audit import _canaries as canaries
 from tacit.audit import _checks as checks
 from tacit.audit import _releases as releases
 from tacit.audit import _stages as stages
-from tacit.audit._findings import CONFIDENCE, Claim, Finding, PromiseBroken, markdown, sentence
+from tacit.audit._attack import Membership, attack, invert
+from tacit.audit._exposure import Exposure, exposure
+from tacit.audit._findings import CONFIDENCE, Claim, Finding, PromiseBroken, markdown, section, sentence
 from tacit.audit._ledger import ledger
 from tacit.audit._mechanism import mechanism
 from tacit.audit._registry import FULL, QUICK, REGISTRY, Audit, Effort, audits, covered
@@ -23,19 +25,25 @@ __all__ = [
     "CanaryScoreAuditor",
     "Claim",
     "Effort",
+    "Exposure",
     "Finding",
+    "Membership",
     "PromiseBroken",
     "Twin",
+    "attack",
     "audits",
     "canaries",
     "checks",
     "covered",
     "everything",
+    "exposure",
+    "invert",
     "ledger",
     "markdown",
     "mechanism",
     "releases",
     "run",
+    "section",
     "sentence",
     "stages",
 ]

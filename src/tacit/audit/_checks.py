@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from dp_accounting import dp_event
+from dp_accounting import NeighboringRelation, dp_event
+from dp_accounting.pld import PLDAccountant
 from scipy import stats
 from torch import Tensor
 
 from tacit.audit._exact import sampled_epsilon
+from tacit.audit._loops import odd_rows, sums_of_fit, sums_of_tent
 from tacit.audit._mechanism import Array
 from tacit.audit._releases import Sum, paid
 from tacit.privacy import Budget, Ledger, LedgerError, Neighbours, accounting, events, mechanisms, sampling
@@ -81,6 +83,14 @@ def stability(
 
 def _apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     return math.sqrt(math.fsum(float((one[n].double() - other[n].double()).square().sum()) for n in one))
+
+
+def loops(names: tuple[str, ...] = ("DPSGD", "AdpClip", "GEP", "DPZO")) -> list[Check]:
+    """No odd row moves the sum of a real loop by more than its bound: `fit` with each query, and Tent over a stream."""
+    rows = odd_rows()
+    found = [stability(sums, rows, bound, name=f"fit, {n}") for n, (sums, bound) in sums_of_fit(names).items()]
+    sums, bound = sums_of_tent()
+    return [*found, stability(sums, rows, bound, name="Tent")]
 
 
 # Events -------------------------------------------------------------------------------------------------------------
@@ -152,6 +162,32 @@ def prices(deltas: tuple[float, ...] = (1e-2, 1e-5, 1e-9, 1e-12)) -> Check:
     return Check(
         "PLD against extended precision", least >= 1 - 1e-9 and worst <= 1.01, f"{least:.9f} to {worst:.6f} ({where})"
     )
+
+
+def prices_of_mixtures(rounds: int = 12, seed: int = 0) -> Check:
+    """Random plans against dp-accounting's own PLD: mixtures, streams, Poisson draws; both relations that it has."""
+    chance, worst, where = random.Random(seed), 0.0, ""
+    for _ in range(rounds):
+        relation = chance.choice([Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE])
+        rate, noise, steps = chance.choice([0.05, 0.3]), chance.uniform(0.8, 4.0), chance.randint(1, 20)
+        sampled = events.poisson(rate, events.gaussian(noise), steps)
+        other, more = chance.uniform(2.0, 9.0), chance.uniform(2.0, 9.0)
+        plan = events.compose([sampled, events.gaussian(other), events.laplace(more)])
+        theirs = PLDAccountant(
+            NeighboringRelation.REPLACE_ONE
+            if relation is Neighbours.REPLACE_ONE
+            else NeighboringRelation.ADD_OR_REMOVE_ONE
+        )
+        theirs.compose(sampled)
+        plain = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE)
+        plain.compose(dp_event.GaussianDpEvent(other / relation.factor))
+        plain.compose(dp_event.LaplaceDpEvent(more / relation.factor))
+        expected = float(theirs._pld.compose(plain._pld).get_epsilon_for_delta(1e-5))
+        found = accounting.guarantee(plan, delta=1e-5, neighbours=relation).epsilon
+        off = abs(found / expected - 1)
+        if off > worst:
+            worst, where = off, f"{relation}, rate {rate:g}, noise {noise:.3g}, {steps} steps"
+    return Check("PLD against dp-accounting", worst < 5e-3, f"apart by {worst:.2g} at most ({where})")
 
 
 # Draws --------------------------------------------------------------------------------------------------------------
@@ -235,4 +271,4 @@ def _correlation(one: Array, other: Array) -> float:
 def all_checks() -> list[Check]:
     """Every check of this module that needs nothing but the package."""
     found = [low_bits(dtype) for dtype in _BITS]
-    return [*found, event_fuzzer(), prices(), draws(), coordinates()]
+    return [*found, *loops(), event_fuzzer(), prices(), prices_of_mixtures(), draws(), coordinates()]

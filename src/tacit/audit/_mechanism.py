@@ -15,7 +15,7 @@ from tacit.audit._findings import CONFIDENCE, Claim, Finding, PromiseBroken
 Array = NDArray[np.float64]
 Release = Callable[[bool, int], Any]  # (is the unit there?, trials) -> one number, or one row of numbers, per trial
 _TUNING = 0.2  # share of the trials from which the test is made; it is then judged on the others
-_THRESHOLDS = 400
+_THRESHOLDS, _AT_ONCE = 400, 100_000
 
 
 def mechanism(
@@ -57,10 +57,10 @@ def mechanism(
     if trials < 100:
         raise ValueError(f"An audit of {trials} trials finds nothing: give at least 100.")
     first = max(int(_TUNING * trials), 50)
-    project = _projection(*(_rows(release(there, first)) for there in (False, True)))
-    out, into = (project(_rows(release(there, first))) for there in (False, True))
+    project = _projection(*(_rows(release(there, min(first, _AT_ONCE))) for there in (False, True)))
+    out, into = (_scored(release, there, first, project) for there in (False, True))
     threshold = _threshold(out, into, promised, 1 - confidence)
-    out, into = (project(_rows(release(there, trials))) for there in (False, True))
+    out, into = (_scored(release, there, trials, project) for there in (False, True))
     errors = _errors(out, into, threshold)
     found = Finding(
         name=name,
@@ -76,6 +76,12 @@ def mechanism(
     if strict and not found.holds:
         raise PromiseBroken([found])
     return found
+
+
+def _scored(release: Release, there: bool, trials: int, project: Callable[[Array], Array]) -> Array:
+    """The scores of so many trials, asked for in portions that fit into memory."""
+    parts = [min(_AT_ONCE, trials - start) for start in range(0, trials, _AT_ONCE)]
+    return np.concatenate([project(_rows(release(there, part))) for part in parts])
 
 
 def _rows(released: Any) -> Array:

@@ -21,7 +21,6 @@ from tacit.privacy.events import DpEvent
 
 _GRID = 2.0**-20
 _LONGEST = 64  # steps of a stream whose every release is kept; a longer one is projected as it goes
-_AT_ONCE = 4_000_000  # numbers kept at a time
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,8 @@ def stream(
                 moved = torch.full((trials,), value * pattern[step], dtype=torch.float64)
                 column = noisy.release(Sum.of(moved))["w"].numpy()
                 score += weights[step] * column
-                kept.append(column) if total <= _LONGEST and total * trials <= _AT_ONCE else None
+                if total <= _LONGEST:
+                    kept.append(column)
         return np.stack([*kept, score], axis=1) if kept else score
 
     return release

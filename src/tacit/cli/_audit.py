@@ -31,10 +31,13 @@ def audit(
     trials: Annotated[int, typer.Option(help="Trials per finding (of a ledger or a function).")] = 100_000,
     quick: Annotated[bool, typer.Option("--quick", help="A fiftieth of the trials: a minute, looser bounds.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the table into this page, between its audit marks.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw here what attacks find of adapted images: published, clipped, private.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Attack claims: a lower bound with its confidence beside each; exit code 1 if any is above its claim."""
-    from tacit.audit import checks, markdown, sentence  # slow to load
+    from tacit.audit import checks, exposure, markdown, sentence  # slow to load
 
     findings: list[Finding] = []
     remarks: list[str] = []
@@ -48,6 +51,9 @@ def audit(
                 console().print(_line(each), soft_wrap=True)
     if target is None:
         checked = checks.all_checks()
+    if picture is not None:
+        picture.resolve().parent.mkdir(parents=True, exist_ok=True)
+        exposure().picture(picture)
     broken = not (all(each.holds for each in findings) and all(each.holds for each in checked))
     if out is not None and not broken:
         _write(out, markdown(findings))
