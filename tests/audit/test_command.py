@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tacit import pipeline
 from tacit.cli import run
 from tacit.privacy import Budget, Ledger, events
 
@@ -58,6 +59,17 @@ def test_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "Say what mine_to_audit:noisy claims" in capsys.readouterr().err
     assert call("mine_to_audit:other", "--mu", "1") == 2
     assert call("nowhere:other", "--mu", "1") == 2
+
+
+def test_a_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a recipe will charge is attacked before any data is there."""
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(pipeline.starter("images"))
+    assert call(str(recipe), "--trials", "5000", "--json") == 0
+    told = json.loads(capsys.readouterr().out)["findings"]
+    assert told
+    assert told[0]["name"].startswith("finetune: Gaussian")
+    assert told[0]["claimed"] == pytest.approx(pipeline.plan(pipeline.read(recipe)).total.mu, rel=1e-6)
 
 
 def test_bad_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

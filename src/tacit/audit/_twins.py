@@ -58,7 +58,7 @@ def _clipped(rows: list[float], units: list[int] | None = None) -> float:
     if not rows:
         return 0.0
     ids = None if units is None else torch.tensor(units)
-    found = clipped_sum(_line(), _loss, torch.tensor(rows, dtype=torch.float64)[:, None], clip=1.0, units=ids)
+    found = clipped_sum(_line(), _loss, torch.tensor(rows, dtype=torch.float64)[:, None], clip=1.0, unit_ids=ids)
     return float(found.sum["weight"])
 
 

@@ -21,8 +21,8 @@ def audit(
     target: Annotated[
         str | None,
         typer.Argument(
-            help="A ledger (its charges are attacked), module:function (a release of your own; say --mu, or --epsilon "
-            "and --delta), or nothing: every release of the package."
+            help="A ledger or PIPELINE.toml (what it charged, or will charge, is attacked), module:function (a release "
+            "of your own; say --mu, or --epsilon and --delta), or nothing: every release of the package."
         ),
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="What module:function claims, at --delta.")] = None,
@@ -87,9 +87,10 @@ def _attacks(
         claim = attacks.Claim(mu=mu) if mu is not None else attacks.Claim(epsilon=epsilon, delta=delta)
         yield attacks.mechanism(_function(target), claim, name=target, trials=trials, strict=False)
     elif target.endswith(".toml"):
-        raise ValueError(
-            f"{target} is a recipe: run it first, then audit the ledger that it charges (tacit audit LEDGER)."
-        )
+        from tacit import pipeline
+
+        with pipeline.planned_ledger(pipeline.read(target)) as book:
+            yield from attacks.ledger(book, trials=trials)
     else:
         with Ledger(target, create=False) as book:
             yield from attacks.ledger(book, trials=trials)

@@ -1,7 +1,7 @@
 """A whole pipeline from one TOML file, on one's own private data: plan, run, resume."""
 
 from tacit.pipeline._budget import DoesNotFit
-from tacit.pipeline._plan import Line, Plan, plan
+from tacit.pipeline._plan import Line, Plan, plan, planned_ledger
 from tacit.pipeline._report import plan_table
 from tacit.pipeline._report import write as write_report
 from tacit.pipeline._run import Outcome, read, run
@@ -17,6 +17,7 @@ __all__ = [
     "Plan",
     "plan",
     "plan_table",
+    "planned_ledger",
     "read",
     "run",
     "starter",

@@ -59,6 +59,16 @@ def plan(recipe: Pipeline) -> Plan:
         DoesNotFit: The stages ask for more than the budget.
         ValueError: A stage cannot be planned as it is (a batch larger than the data, too small a budget).
     """
+    ledger, lines = _charged(recipe)
+    return Plan(budget=recipe.budget.total, lines=tuple(lines), total=ledger.total(recipe.budget.delta))
+
+
+def planned_ledger(recipe: Pipeline) -> Ledger:
+    """The ledger in memory on which `plan` makes the charges of a recipe; for `tacit audit`, which attacks them."""
+    return _charged(recipe)[0]
+
+
+def _charged(recipe: Pipeline) -> tuple[Ledger, list[Line]]:
     parts, lines = split(recipe), []
     ledger = Ledger("sqlite://")
     for part in parts:
@@ -73,7 +83,7 @@ def plan(recipe: Pipeline) -> Plan:
         data = ", ".join(part.subjects) + each
         epsilon = ledger.spent(part.subjects[0]).epsilon
         lines.append(Line(stage=part.stage, data=data, what=what, epsilon=epsilon, share=part.share))
-    return Plan(budget=recipe.budget.total, lines=tuple(lines), total=ledger.total(recipe.budget.delta))
+    return ledger, lines
 
 
 def _stage(recipe: Pipeline, part: Part) -> tuple[str, DpEvent]:
