@@ -15,7 +15,11 @@ from tacit.gradients._result import ClippedSum
 
 
 class _Remembered(dict[Any, Engine]):
-    """The engines of a model, kept on the model so that they go when it goes; copies and files do not see them."""
+    """The engines of a model, kept on the model so that they go when it goes; copies and files do not see them.
+
+    A weak map by model does not serve: an engine refers to its model, so the map's values would keep its keys alive
+    (Python has no ephemerons). On the model the two are a cycle, which the garbage collector frees.
+    """
 
     def __deepcopy__(self, memo: Any) -> _Remembered:
         del memo
