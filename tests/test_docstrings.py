@@ -94,7 +94,7 @@ UNDESCRIBED = frozenset(
         "tacit.data.read_images",
         "tacit.data.read_labels",
         "tacit.data.sst2",
-        "tacit.models.Adapter",
+        "tacit.models.BottleneckAdapter",
         "tacit.models.Compatibility",
         "tacit.models.ConvNet",
         "tacit.models.Loaded",

@@ -163,7 +163,7 @@ def test_type_and_mode_follow_the_block() -> None:
 
 def test_a_tensor_of_another_width_is_one_sentence() -> None:
     with pytest.raises(ValueError, match=r"An adapter for 8 features met a tensor of shape \(2, 3, 4\)"):
-        models.Adapter(8)(torch.rand(2, 3, 4))
+        models.BottleneckAdapter(8)(torch.rand(2, 3, 4))
 
 
 @pytest.mark.parametrize("name", ["small:vit", "small:convnet", "small:resnet"])
@@ -177,6 +177,6 @@ def test_gradients_of_adapters_are_served_fast_and_are_those_of_brute_force(name
 
     batch = images(8).double(), torch.arange(4)
     engine = Engine(model, loss, clip=1.0)
-    engine.learn(batch)
+    engine.validate(batch)
     assert set(engine.served.values()) == {"linear"}
     check(model, loss, batch)

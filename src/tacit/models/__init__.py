@@ -1,6 +1,7 @@
 """Models as people have them: loading by name, which parameters are trained, and whether tacit can take them."""
 
-from tacit.models._adapters import Adapter, adapters_of, insert_adapters
+from tacit._deprecation import renamed_attributes
+from tacit.models._adapters import BottleneckAdapter, adapters_of, insert_adapters
 from tacit.models._blocks import blocks_of
 from tacit.models._compatibility import Compatibility, check
 from tacit.models._convert import to_groupnorm
@@ -22,7 +23,7 @@ from tacit.models._weights import RESULT_FILES, WeightFormat, save_weights
 __all__ = [
     "RESULT_FILES",
     "SCHEMES",
-    "Adapter",
+    "BottleneckAdapter",
     "Compatibility",
     "ConvNet",
     "Loaded",
@@ -55,3 +56,5 @@ __all__ = [
     "trainable",
     "with_head",
 ]
+
+__getattr__ = renamed_attributes(__name__, {"Adapter": "BottleneckAdapter"})

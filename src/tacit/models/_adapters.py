@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from tacit._deprecation import renamed_attributes
 from tacit.models._blocks import blocks_of
 from tacit.models._save_guard import guard_save
 
 _NAME = "tacit_adapter"
 
 
-class Adapter(nn.Module):
+class BottleneckAdapter(nn.Module):
     """x + up(gelu(down(x))) over the features, with `up` zero at the start.
 
     `channels_first` is the number of dimensions at which the features are the second one (4 for N x C x H x W images);
@@ -70,15 +71,15 @@ def insert_adapters(model: nn.Module, reduction: int = 4) -> list[str]:
 def remove_adapters(model: nn.Module) -> None:
     """Take every adapter out, trained or not, in place."""
     for module in list(model.modules()):
-        if isinstance(getattr(module, _NAME, None), Adapter):
+        if isinstance(getattr(module, _NAME, None), BottleneckAdapter):
             delattr(module, _NAME)
             for key in [key for key, hook in module._forward_hooks.items() if hook is _through_adapter]:
                 del module._forward_hooks[key]
 
 
-def adapters_of(model: nn.Module) -> list[tuple[str, Adapter]]:
+def adapters_of(model: nn.Module) -> list[tuple[str, BottleneckAdapter]]:
     """The adapters of a model, by name."""
-    return [(name, module) for name, module in model.named_modules() if isinstance(module, Adapter)]
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, BottleneckAdapter)]
 
 
 def _through_adapter(block: nn.Module, _: Any, output: Any) -> Any:
@@ -87,14 +88,14 @@ def _through_adapter(block: nn.Module, _: Any, output: Any) -> Any:
     return (adapter(output[0]), *output[1:]) if isinstance(output, tuple) else adapter(output)
 
 
-def _adapter_for(name: str, block: nn.Module, reduction: int) -> Adapter:
+def _adapter_for(name: str, block: nn.Module, reduction: int) -> BottleneckAdapter:
     """As wide as what the block's last weighted layer puts out; blocks with convolutions have channels first."""
     spatial = max((len(m.kernel_size) for m in block.modules() if isinstance(m, _ConvNd)), default=0)
     widths = [width for module in block.modules() if (width := _width_out(module, spatial)) is not None]
     if not widths:
         raise ValueError(f"The block {name!r} ({type(block).__name__}) has no layer that tells its width.")
     like = next(p for p in block.parameters() if p.is_floating_point())
-    adapter = Adapter(widths[-1], reduction=reduction, channels_first=spatial + 2 if spatial else None)
+    adapter = BottleneckAdapter(widths[-1], reduction=reduction, channels_first=spatial + 2 if spatial else None)
     return adapter.to(like).train(block.training)
 
 
@@ -106,3 +107,6 @@ def _width_out(module: nn.Module, spatial: int) -> int | None:
         return module.out_channels if len(module.kernel_size) == spatial else None
     width = getattr(module, "nf", None)
     return width if isinstance(width, int) and isinstance(getattr(module, "weight", None), Tensor) else None
+
+
+__getattr__ = renamed_attributes(__name__, {"Adapter": "BottleneckAdapter"})  # pickles of models have the old name

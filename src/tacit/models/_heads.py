@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from tacit.models._adapters import Adapter
+from tacit.models._adapters import BottleneckAdapter
 from tacit.models._blocks import find_blocks
 from tacit.models._lora import lora_of
 
@@ -15,7 +15,7 @@ HAD_BIAS = "_tacit_had_bias"  # set on a fresh head: whether the head that the m
 
 def head_of(model: nn.Module) -> tuple[str, nn.Linear]:
     """The layer that makes the predictions: the last linear one that is no part of an adapter or a LoRA layer."""
-    added = [module for module in model.modules() if isinstance(module, Adapter)]
+    added = [module for module in model.modules() if isinstance(module, BottleneckAdapter)]
     inside = {id(part) for module in (*added, *(layer for _, layer in lora_of(model))) for part in module.modules()}
     found = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear) and id(m) not in inside]
     if not found:

@@ -1,0 +1,124 @@
+"""Old names keep working, warn once, and lead to what is there today."""
+
+import importlib
+import importlib.util
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from tacit import _deprecation
+from tacit._deprecation import REMOVED_IN, MovedModules, renamed_argument, renamed_attributes, warn_renamed
+from tacit._moved import MOVED
+
+RENAMED = {
+    "tacit.adapt": {"Certain": "EntropyFilter", "Unusual": "RedundancyFilter", "Structured": "PLPDFilter"},
+    "tacit.finetune": {"Steady": "ConstantNoise", "Optimiser": "Optimizer"},
+    "tacit.models": {"Adapter": "BottleneckAdapter"},
+    "tacit.tune": {"Here": "SerialRunner"},
+}
+
+
+def test_a_renamed_thing_warns_once_per_process() -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            warn_renamed("old", "new")
+        warn_renamed("other", "new")
+    assert [str(each.message) for each in said] == [
+        f"old is now new; the old name ends with tacit {REMOVED_IN}.",
+        f"other is now new; the old name ends with tacit {REMOVED_IN}.",
+    ]
+    assert all(each.category is DeprecationWarning for each in said)
+
+
+def asked(new: Any = None, old: Any = None, default: Any = None) -> Any:
+    return renamed_argument("old", old, "new", new, where="asked", default=default)
+
+
+def test_an_argument_under_its_new_name_says_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert asked(new=3) == 3
+        assert asked() is None
+        assert asked(new="d", default="d") == "d"
+
+
+def test_an_argument_under_its_old_name_warns_where_it_was_given() -> None:
+    with pytest.warns(DeprecationWarning, match=r"asked\(old=…\) is now new=…") as said:
+        assert asked(old=4) == 4
+    assert said[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert asked(old=5, new="d", default="d") == 5  # the second time; a default is not something given
+
+
+@pytest.mark.parametrize("given", [{"new": 1}, {"new": 0}, {"new": "x", "default": "d"}])
+def test_both_names_at_once_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=r"asked got old= and new=, which are the same: leave old= out\."):
+        asked(old=2, **given)
+
+
+@pytest.mark.parametrize(
+    ("door", "old", "new"), [(door, old, new) for door, names in RENAMED.items() for old, new in names.items()]
+)
+def test_old_names_of_a_door_lead_to_the_new_ones(door: str, old: str, new: str) -> None:
+    package = importlib.import_module(door)
+    with pytest.warns(DeprecationWarning, match=f"{door}.{old} is now {door}.{new}"):
+        assert getattr(package, old) is getattr(package, new)
+    assert new in package.__all__
+    assert old not in package.__all__
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = package.nothing
+
+
+def test_names_that_were_never_there_are_missing_as_usual() -> None:
+    lookup = renamed_attributes("tacit.tune", {"Here": "SerialRunner"})
+    with pytest.raises(AttributeError, match=r"module 'tacit.tune' has no attribute 'There'"):
+        lookup("There")
+
+
+def test_modules_that_moved_have_no_stale_target_and_no_live_source() -> None:
+    assert MOVED
+    for old, new in MOVED.items():
+        assert old != new
+        assert new not in MOVED, f"{old} leads to {new}, which has moved again"
+        assert importlib.util.find_spec(new) is not None, f"{old} leads to {new}, which is not there"
+
+
+@pytest.mark.parametrize("old", sorted(MOVED))
+@pytest.mark.filterwarnings("ignore:.*the old name ends:DeprecationWarning")
+def test_an_old_module_path_is_the_same_module(old: str) -> None:
+    found, own = importlib.import_module(old), importlib.import_module(MOVED[old])
+    assert found is own
+    assert own.__name__ == MOVED[old]
+    assert own.__spec__ is not None
+    assert own.__spec__.name == MOVED[old]  # else the module could not be reloaded or pickled from
+
+
+def test_the_finder_is_there_once_and_knows_nothing_else() -> None:
+    import sys
+
+    MovedModules(MOVED).install()
+    assert sum(isinstance(finder, MovedModules) for finder in sys.meta_path) == 1
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("tacit.privacy.never")
+
+
+@pytest.mark.filterwarnings("ignore:.*the old name ends:DeprecationWarning")
+def test_a_pickle_with_old_names_is_read() -> None:
+    from tacit.models import BottleneckAdapter
+
+    layer = BottleneckAdapter(4)
+    written = pickle.dumps(layer, protocol=0)
+    older = written.replace(b"ctacit.models._adapters\nBottleneckAdapter\n", b"ctacit.models.adapters\nAdapter\n")
+    assert older != written
+    found = pickle.loads(older)
+    assert type(found) is BottleneckAdapter
+    assert torch.equal(found.down.weight, layer.down.weight)
+
+
+def test_the_helper_starts_anew_in_each_test() -> None:
+    assert _deprecation._warned == set()
