@@ -13,10 +13,10 @@ from opacus.accountants import PRVAccountant
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from tacit.privacy import Budget, Neighbours, UnsupportedEvent, events, guarantee, noise_multiplier
+from tacit.privacy import Budget, Ledger, Neighbours, UnsupportedEvent, events, guarantee, noise_multiplier
 from tacit.privacy import _pld as loss
 from tacit.privacy._budget import epsilon_of, mu_of, mu_of_pure
-from tacit.privacy.accounting import best_order, epsilon_of_renyi, renyi, renyi_of_epsilon
+from tacit.privacy.accounting import best_order, epsilon_of_renyi, pure_epsilon, renyi, renyi_of_epsilon
 
 ADD, REPLACE, ZERO = Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE, Neighbours.ZERO_OUT
 quick = settings(max_examples=25, deadline=None, derandomize=True)
@@ -333,3 +333,14 @@ def test_the_best_order_pays_for_the_most() -> None:
     value = renyi_of_epsilon(best, budget) / renyi(event, ADD, [best])[0]
     for order in (2.0, 4.0, 16.0, 64.0):
         assert value >= renyi_of_epsilon(order, budget) / renyi(event, ADD, [order])[0]
+
+
+@pytest.mark.parametrize("noise", [1e155, 1e163, 1e300, 1.7e308])
+def test_a_gaussian_is_never_pure_however_large_its_noise(noise: float) -> None:
+    """The square of its mu underflowed: a pure budget paid for it, with nothing."""
+    with pytest.raises(UnsupportedEvent):
+        pure_epsilon(events.gaussian(noise), Neighbours.ADD_REMOVE)
+    ledger = Ledger("sqlite://")
+    ledger.subject("a", Budget(1.0, 1e-5), unit="sample", neighbours="add-remove")
+    ledger.charge("a", events.gaussian(noise), stage="x")
+    assert ledger._read("a").spent > 0

@@ -53,7 +53,8 @@ class Terms:
         if plain is None:
             self.private = False
         elif isinstance(plain, dp_event.GaussianDpEvent):
-            self.mu_squared += times * (1 / plain.noise_multiplier) ** 2
+            noise = plain.noise_multiplier  # of which the square may underflow: a Gaussian is free without end only
+            self.mu_squared += 0.0 if math.isinf(noise) else times * max((1 / noise) ** 2, math.ulp(0.0))
         elif not _free(plain):
             self.others[plain] += times
 

@@ -104,7 +104,7 @@ def epsilon(losses: Composed, grid: float, delta: float) -> float:
 
     def divergence(place: int) -> float:
         tail = tilted[place : place + most]
-        return losses.infinite + scale(place) * max(share * float(tail @ rises[: len(tail)]) + hidden, 0.0)
+        return losses.infinite + scale(place) * share * max(float(tail @ rises[: len(tail)]) + hidden, 0.0)
 
     low, high = max(0, -losses.first), len(tilted) - 1  # epsilon is not sought below 0
     if low >= high or divergence(low) <= delta:
@@ -116,7 +116,7 @@ def epsilon(losses: Composed, grid: float, delta: float) -> float:
         low, high = (middle, high) if divergence(middle) > delta else (low, middle)
     tail = tilted[high : low + most]  # between the two cells only what is above counts
     mass, discounted = float(tail @ weights[1 : 1 + len(tail)]), float(tail @ discounts[1 : 1 + len(tail)])
-    excess = mass - ((delta - losses.infinite) / scale(low) - hidden) / share
+    excess = mass + hidden - (delta - losses.infinite) / scale(low) / share
     inside = math.log(excess / discounted) if excess > 0 and discounted > 0 else 0.0
     return max(0.0, (losses.first + low) * grid + min(max(inside, 0.0), grid) + shift)
 
