@@ -43,6 +43,10 @@ lint: $(VENV)/.test $(VENV)/.lint
 docs: $(VENV)/.test $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
 
+# The picture on docs/architecture.md, from the imports of the source.
+diagram: | $(BIN)/python
+	$(BIN)/python tools/package_graph.py
+
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
