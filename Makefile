@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 CLUSTER := .venv-cluster
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo studies audit test test-slow test-cluster bench lint docs clean
+.PHONY: demo studies audit test test-slow test-cluster bench lint docs diagram clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tacit demo

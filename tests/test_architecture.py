@@ -31,7 +31,9 @@ def test_the_picture_shows_the_imports_of_the_source() -> None:
 def test_the_edges_are_those_that_a_plain_search_finds() -> None:
     """A second, cruder way to the same edges: lines that import, by a pattern."""
     known = set(graph.packages())
-    line = re.compile(r"^\s*(?:from tacit\.(\w+)[\w.]* import|import tacit\.(\w+)|from tacit import \(?([\w, ]+))", re.M)
+    line = re.compile(
+        r"^\s*(?:from tacit\.(\w+)[\w.]* import|import tacit\.(\w+)|from tacit import \(?([\w, ]+))", re.M
+    )
     found = set()
     for package in known:
         for file in (graph.SOURCE / package).rglob("*.py"):

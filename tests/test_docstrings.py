@@ -10,7 +10,6 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
-from enum import Enum
 from pathlib import Path
 from typing import Any, is_typeddict
 
@@ -204,10 +203,9 @@ def arguments(value: Any) -> set[str]:
             return set()
         if dataclasses.is_dataclass(value):
             return {field.name for field in dataclasses.fields(value) if field.init and not field.name.startswith("_")}
-        made = [vars(value)[name] for name in ("__init__", "__new__") if name in vars(value)]
-        if not made or issubclass(value, Enum):
+        if "__init__" not in vars(value):
             return set()
-        value = getattr(made[0], "__func__", made[0])
+        value = value.__init__
     return {
         {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}.get(parameter.kind.name, "") + name
         for name, parameter in inspect.signature(value).parameters.items()

@@ -63,7 +63,7 @@ def edges() -> Edges:
         for file in (SOURCE / package).rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text("utf-8"))):
                 for name in _imported(node):
-                    other = (name.split(".") + [""])[1] if name.startswith("tacit.") else ""
+                    other = name.split(".")[1] if name.startswith("tacit.") else ""
                     if other in known and other != package:
                         found.add((package, other))
     return found
