@@ -136,7 +136,7 @@ class Engine:
 
         Args:
             batch: As in `clipped_sum`.
-            unit_ids: One integer or string per row; by default each row is a unit. `units` is the earlier name.
+            unit_ids: One integer or string per row; by default each row is a unit.
             clip: Replaces the engine's own for this step.
             mute: One boolean per row.
 

@@ -54,7 +54,6 @@ def clipped_sum(
         unit_ids: One integer or string per row; rows with the same id are one unit. By default each row is a unit.
         microbatch: The most rows in memory at a time; the result does not depend on it.
         mute: One boolean per row; a unit with a muted row contributes zero.
-        units: The earlier name of `unit_ids`; warns.
 
     Returns:
         The sum with its bounds, for `privacy.mechanisms.gaussian`.

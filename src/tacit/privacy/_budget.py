@@ -63,11 +63,8 @@ class Neighbours(StrEnum):
 class Unit(str):
     """The privacy unit, that is, what one "person" is: a sample, a video, a patient, a user, or any other short noun.
 
-    Args:
-        name: A printable noun of at most 40 characters.
-
     Raises:
-        ValueError: The name is empty, too long or not printable.
+        ValueError: The name is empty, longer than 40 characters or not printable.
 
     Examples:
         >>> from tacit.privacy import Unit

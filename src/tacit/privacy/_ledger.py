@@ -159,9 +159,23 @@ class Ledger:
         plan: Sequence[DpEvent] | None = None,
         disjoint_from: Iterable[str] = (),
     ) -> Subject:
-        """The subject of that name if it makes the same promise; if there is none, it is declared as ``subject`` does.
+        """The subject of that name if its unit and relation are these; if there is none, it is declared as ``subject``
+        does.
 
         An existing one keeps its own budget, mode and plan: what it cannot afford is refused when it is charged.
+
+        Args:
+            name: The subject's name in the ledger.
+            budget: As in ``subject``.
+            unit: The privacy unit.
+            neighbours: The neighbouring relation.
+            mode: As in ``subject``.
+            order: As in ``subject``.
+            plan: As in ``subject``.
+            disjoint_from: As in ``subject``.
+
+        Returns:
+            The subject.
 
         Raises:
             OtherTerms: (a ``LedgerError`` and a ``ValueError``) it protects another unit or under another relation.
@@ -185,7 +199,14 @@ class Ledger:
         return known
 
     def get_subject(self, name: str) -> Subject | None:
-        """The subject of that name as it stands now; None if there is none."""
+        """The subject of that name as it stands now; None if there is none.
+
+        Args:
+            name: The subject's name in the ledger.
+
+        Returns:
+            The subject, or None.
+        """
         with self._transaction() as connection:
             return chain.subject(connection, name)
 
