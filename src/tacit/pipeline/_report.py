@@ -89,7 +89,21 @@ def sections(outcome: Outcome) -> list[Section]:
         found.append(Section("Adaptation", text))
     if result is not None:
         found.append(Section("Recalibration", str(result)))
+    if outcome.findings:
+        found.append(_audited(outcome))
     return found
+
+
+def _audited(outcome: Outcome) -> Section:
+    """What attacks found beside what was claimed."""
+    findings = [each for each in outcome.findings if not isinstance(each, str)]
+    rows: list[list[Cell]] = [[each.name, each.measure, each.claimed, each.measured, each.trials] for each in findings]
+    columns = ("release", "measure", Column("claimed", ".4g"), Column("found, at least", ".4g"), Column("trials", ",d"))
+    text = "Every kind of release was attacked again on made-up neighbouring inputs: what an attacker finds is a lower "
+    text += "bound, and lies below the claim.\n\n" + "\n".join(
+        f"- {each}" for each in outcome.findings if isinstance(each, str)
+    )
+    return Section("Audit", text, tables=[Table("Found and claimed", columns, rows)])
 
 
 def facts(outcome: Outcome) -> dict[str, Any]:
@@ -114,6 +128,8 @@ def facts(outcome: Outcome) -> dict[str, Any]:
         found["adapt"] = {"method": outcome.adapter.method.name, "batches": outcome.batches}
     if outcome.result is not None:
         found["calibrate"] = outcome.result.to_json()
+    if outcome.findings:
+        found["audit"] = [each if isinstance(each, str) else each.to_json() for each in outcome.findings]
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tacit import recipes
+from tacit import audit, recipes
 from tacit._refusals import Refusal, attempt
 from tacit.adapt import Adapter
 from tacit.calibrate import Result
@@ -44,6 +44,7 @@ class Outcome:
     adapter: Adapter | None = None
     batches: int = 0  # of the stream
     result: Result | None = None
+    findings: list[audit.Finding | str] = field(default_factory=list)  # of the audit
     tokenizer: Any = field(repr=False, default=None)
     blank: Any = field(repr=False, default=None)  # made-up rows that the model takes
 
@@ -127,6 +128,8 @@ def _stages_in_order(work: Work, outcome: Outcome) -> None:
         outcome.batches = -(-len(work.loaded["adapt"]) // recipe.adapt.batch)
     if recipe.calibrate is not None:
         outcome.result = _stages.run_calibrate(work, recipe.calibrate)
+    if recipe.audit is not None:
+        outcome.findings = list(audit.ledger(work.ledger, trials=recipe.audit.trials))
 
 
 def _load(recipe: Pipeline, built: Built) -> dict[str, _data.Loaded]:

@@ -302,13 +302,13 @@ class Calibrate(Spending):
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """An attack on the fine-tuning with made-up people; charges nothing, for it never looks at private rows."""
+    """An attack on every kind of release that was charged, on made-up inputs; it reads no data and charges nothing."""
 
-    canaries: int = 100
-    confidence: float = 0.95
+    trials: int = 20_000
 
     def __post_init__(self) -> None:
-        _positive(canaries=self.canaries)
+        if self.trials < 1000:
+            raise ValueError(f"an audit of fewer than 1,000 trials finds nothing; got {self.trials}.")
 
 
 @dataclass(frozen=True, kw_only=True)
