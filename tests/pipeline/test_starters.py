@@ -62,7 +62,9 @@ def test_images_with_timm_give_weights_that_plain_timm_loads(tmp_path: Path) -> 
     config = timm.data.resolve_model_data_config(outcome.model)
     assert outcome.shape.startswith(f"3 x {config['input_size'][1]} x {config['input_size'][2]}, crop")
     plain = timm.create_model(
-        small.removeprefix("timm:"), num_classes=2, checkpoint_path=str(tmp_path / "out" / "model" / "model.safetensors")
+        small.removeprefix("timm:"),
+        num_classes=2,
+        checkpoint_path=str(tmp_path / "out" / "model" / "model.safetensors"),
     )
     rows = torch.rand(2, *config["input_size"])
     with torch.no_grad():

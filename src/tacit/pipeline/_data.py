@@ -158,7 +158,7 @@ def _video(recipe: Pipeline, data: Video, unit: str | None, *, labelled: bool) -
     if data.layout == "folder":
         found = clips.folder(folder, **how)
     elif data.layout == "ucf101":
-        found = clips.ucf101(folder, recipe.path(data.split or folder), units="video", **how)
+        found = clips.ucf101(folder, recipe.path(data.split or folder), unit="video", **how)
     elif data.layout == "hmdb51":
         found = clips.hmdb51(folder, recipe.path(data.split or folder), **how)
     else:
