@@ -22,7 +22,8 @@ from tacit.cli import _run as run_recipe
 UsageProblem: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 app = typer.Typer(
-    help="Adapt models to private data without telling on anyone in it.",
+    help="Differential privacy for adapting PyTorch models: fine-tune, tune, adapt at test time, recalibrate, under "
+    "one audited budget.",
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -48,7 +49,7 @@ def _main(
     context: typer.Context,
     _: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version and exit."),
 ) -> None:
-    """Adapt models to private data without telling on anyone in it."""
+    """Differential privacy for adapting PyTorch models."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

@@ -1,4 +1,4 @@
-"""Bounded sums: what leaves the rooms that see private values, on the way to ``mechanisms``.
+"""Bounded sums: what leaves the packages that see private values, on the way to ``mechanisms``.
 
 A gradient-sized sum carries its bounds beside it (``BoundedSum``, which ``tacit.gradients.ClippedSum`` is). A scalar or
 a small vector is a ``GridSum``: each unit's contribution is clamped and rounded to a public grid, and the sum is exact

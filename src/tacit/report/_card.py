@@ -16,8 +16,8 @@ FEW = 3  # ledgers that are shown in full; more of them are summed up
 
 # What no run covers, whatever it does; a card says so each time.
 NEVER_COVERED = (
-    "Floating point: the theorems speak of real numbers, while sums and noise the size of a gradient are floats, and "
-    "which floats can come out depends a little on the data.",
+    "Floating point: releases lie on a public grid and their rounding is paid for; that the noise itself is made of "
+    "floats is an assumption (docs/proofs.md, section 10).",
     "How long a step takes and how much memory it needs: recipients must not be able to time single steps.",
     "Settings (clip, learning rate, architecture) that were chosen by looking at the private data without a charge.",
 )
