@@ -249,3 +249,32 @@ def test_the_check_during_the_run_is_rare() -> None:
     assert looked[0] == 0
     assert len(looked) <= 260  # 20,000 / 128 and some at the start
     assert {due(step, 10) for step in looked} == set(range(10))
+
+
+class Clinics(nn.Module):
+    """A head for every clinic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(4, 3) for _ in range(3))
+
+    def forward(self, x: Tensor, clinic: Tensor) -> Tensor:
+        found = x.new_zeros(len(x), 3)
+        for number, head in enumerate(self.heads):
+            mine = torch.nonzero(clinic == number).flatten()
+            if len(mine):
+                found = found.index_put((mine,), head(x[mine]))
+        return found
+
+
+def test_a_batch_of_one_clinic_raises_nothing_that_tells_which() -> None:
+    """The sentence "the loss does not reach heads.1, heads.2" said that everybody in the batch is of clinic 0."""
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch[0], batch[1]), batch[2], reduction="none")
+
+    engine = Engine(Clinics(), loss, clip=1.0)
+    for clinics in (torch.arange(12) % 3, torch.zeros(12, dtype=torch.long), torch.tensor([1])):
+        rows = len(clinics)
+        total = engine((torch.randn(rows, 4), clinics, torch.randint(0, 3, (rows,))))
+        assert total.private.nonfinite == 0

@@ -102,7 +102,7 @@ class Engine:
         """
         circumstances = (self._slots.modes(self.model), tuple(varies(t) for t in leaves(batch)))
         if circumstances not in self._plans:
-            self._plans[circumstances] = learning.blank_plan(self.model, self._plan.said)
+            self._plans[circumstances] = learning.blank_plan(self.model, self._plan)
         self._plan = plan = self._plans[circumstances]
         known = (plan, self.model, self.per_sample_loss, self._slots, batch)
         if plan.learning:

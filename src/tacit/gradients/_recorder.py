@@ -37,6 +37,7 @@ class Plan:
     served: dict[str, str] = field(default_factory=dict)  # parameter -> rule
     constants: frozenset[int] = frozenset()  # storages of buffers and frozen parameters
     said: set[tuple[str, str]] = field(default_factory=set)  # which slow paths the user was told of
+    reached: set[str] = field(default_factory=set)  # parameters that the loss was seen to reach, in any circumstances
     coarse: bool = False  # whether the rules saw bfloat16 or float16
     kept: dict[Any, float] = field(
         default_factory=dict

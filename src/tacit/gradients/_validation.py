@@ -36,17 +36,19 @@ FEWEST = 7  # rows of a check of a new shape
 _MANY, _TRIES = 64, 8
 
 
-def blank_plan(model: nn.Module, said: set[tuple[str, str]] | None = None) -> Plan:
+def blank_plan(model: nn.Module, before: Plan | None = None) -> Plan:
     frozen = [p for p in model.parameters() if not p.requires_grad]
     constants = {t.untyped_storage().data_ptr() for t in [*model.buffers(), *frozen] if t.numel()}
-    return Plan(constants=frozenset(constants), said=set() if said is None else said)
+    if before is None:
+        return Plan(constants=frozenset(constants))
+    return Plan(constants=frozenset(constants), said=before.said, reached=before.reached)
 
 
 def validate(plan: Plan, model: nn.Module, loss: Loss, slots: ParameterSwap, batch: Any, watch: Watch) -> None:
     """Check that rows stay apart and that the loss reaches everything, then find a path with autograd's answer."""
     probe = Probe(model, loss, slots.parameters)
     device = next(leaves(batch)).device
-    reached: set[str] = set()
+    reached = plan.reached  # what was reached once is not asked again: rows of one kind would tell what they lack
     unwatched = "The model was compiled by torch.jit, which no fast rule can look into" if slots.compiled else ""
     if skipped := slots.skipped_at_random(model):
         unwatched = (
