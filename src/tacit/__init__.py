@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         report,
         tune,
     )
+    from tacit._context import PrivacyContext
     from tacit.gradients import Engine, clipped_sum
     from tacit.privacy import Budget, BudgetExceeded, Guarantee, Ledger, Neighbours, Receipt, Unit
 
@@ -34,6 +35,7 @@ __version__ = "0.2.0"
 _NAMES = {
     **dict.fromkeys(("Budget", "BudgetExceeded", "Guarantee", "Ledger", "Neighbours", "Receipt", "Unit"), "privacy"),
     **dict.fromkeys(("Engine", "clipped_sum"), "gradients"),
+    "PrivacyContext": "_context",
 }
 _PACKAGES = frozenset(
     (
@@ -59,6 +61,7 @@ __all__ = [
     "Guarantee",
     "Ledger",
     "Neighbours",
+    "PrivacyContext",
     "Receipt",
     "Unit",
     "__version__",

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict
 import torch
 from torch import Tensor, nn
 
+from tacit._context import PrivacyContext, takes_context
 from tacit._deprecation import renamed_argument
 from tacit._saving import save_result
 from tacit.adapt._memory import Memory
@@ -44,6 +45,7 @@ class Options(TypedDict, total=False):
     lease: int  # steps that are recorded as used at a time
     microbatch: int | None
     curator: Curator | None  # told about each step's sum, private facts included
+    context: PrivacyContext | None  # ledger, subject, unit, seed and curator in one; neighbours are those of DP(...)
 
 
 class Adapter:
@@ -84,6 +86,7 @@ class Adapter:
         BudgetExceeded: The subject cannot afford the stream; nothing was charged.
     """
 
+    @takes_context
     def __init__(
         self,
         model: nn.Module,
@@ -104,7 +107,9 @@ class Adapter:
         microbatch: int | None = None,
         curator: Curator | None = None,
         optimiser: Literal["sgd", "adam"] | None = None,
+        context: PrivacyContext | None = None,
     ) -> None:
+        del context  # its arguments are here; see takes_context
         optimizer = renamed_argument(
             "optimiser", optimiser, "optimizer", optimizer, where="Adapter", default=_OPTIMIZER
         )

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from tacit._context import PrivacyContext, takes_context
 from tacit._deprecation import renamed_argument
 from tacit._refusals import Refusal, attempt
 from tacit._saving import save_result
@@ -124,6 +125,7 @@ class Fitted:
         return self.history[-1].scores if self.history else {}
 
 
+@takes_context
 def fit(
     model: nn.Module,
     data: Any,
@@ -158,6 +160,7 @@ def fit(
     seed: int | None = None,
     curator: Curator | None = None,
     progress: Progress | bool = False,
+    context: PrivacyContext | None = None,
 ) -> Fitted:
     """Fine-tune `model`, in place, on private labelled data; every unit is protected by (epsilon, delta).
 
@@ -205,6 +208,7 @@ def fit(
         private: The folder for the run's private files (keys); by default that of the ledger's SQLite file.
         microbatch: The most rows in memory at a time; the result does not depend on it.
         seed: Reproducible noise and sampling: "seeded: not private".
+        context: A `tacit.PrivacyContext`: ledger, subject, unit, neighbours, seed, curator and progress in one.
         curator: Receives each step's sum, private facts included; its `error`, if it has one, receives errors about
             unusable rows. No one else does.
         progress: True shows a bar with the epsilon spent so far; a function gets the same facts.
@@ -235,6 +239,7 @@ def fit(
         >>> fitted.guarantee.epsilon <= 4.0, str(fitted.guarantee.unit)
         (True, 'patient')
     """
+    del context  # its arguments are here; see takes_context
     optimizer = renamed_argument("optimiser", optimiser, "optimizer", optimizer, where="finetune.fit")
     if optimizer is None:
         raise TypeError("finetune.fit needs optimizer=, such as finetune.DPSGD(batch=…, steps=…).")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tacit._context import IN_CONTEXT, PrivacyContext, takes_context
 from tacit.privacy import Budget, Ledger, Neighbours, Unit
 from tacit.privacy.events import check_count
 from tacit.progress import shown
@@ -21,13 +22,14 @@ from tacit.tune._space import Space
 from tacit.tune._trials import Score, Trainable
 
 
+@takes_context
 def random_search(
     trainable: Trainable,
     space: Space,
     budget: Budget,
     *,
-    ledger: Ledger,
-    subject: str,
+    ledger: Ledger = IN_CONTEXT,
+    subject: str = IN_CONTEXT,
     trials: int = 1,
     score: Score | None = None,
     size: int | None = None,
@@ -40,6 +42,7 @@ def random_search(
     draw_seed: int | None = None,
     seed: int | None = None,
     progress: Progress | bool = False,
+    context: PrivacyContext | None = None,
 ) -> Tuned:
     """One run with the whole budget at a point drawn by chance; or the best of several that share it.
 
@@ -51,6 +54,7 @@ def random_search(
     Formal guarantee: mu^2 = trials * (mu_run^2 + mu_score^2), at most that of the budget and charged run by run; points
     are drawn without looking at anything. One trial costs mu_run alone. Batches drawn by chance: see `grid_search`.
     """
+    del context  # its arguments are here; see takes_context
     check_count(trials, "trials")
     equal.check_budget(budget)
     chance = chance_of(draw_seed)
@@ -91,13 +95,14 @@ def random_search(
     )
 
 
+@takes_context
 def grid_search(
     trainable: Trainable,
     space: Space,
     budget: Budget | None = None,
     *,
-    ledger: Ledger,
-    subject: str,
+    ledger: Ledger = IN_CONTEXT,
+    subject: str = IN_CONTEXT,
     points: int = 3,
     each: Budget | None = None,
     score: Score | None = None,
@@ -110,6 +115,7 @@ def grid_search(
     curator: Curator | None = None,
     seed: int | None = None,
     progress: Progress | bool = False,
+    context: PrivacyContext | None = None,
 ) -> Tuned:
     """A run at every point of `space.grid(points)`; the best by its noisy score is the result.
 
@@ -123,6 +129,7 @@ def grid_search(
     the first in the ledger's plan mode and composed by PLD, with mu_run lowered until they fit (or, with `each`,
     refused if they do not).
     """
+    del context  # its arguments are here; see takes_context
     own = each or budget
     if own is None:
         raise ValueError("Say budget=, what all points share, or each=, what every one of them gets.")

@@ -6,6 +6,7 @@ variance of the noise. With that constant in its place Adam is momentum with a l
 
 from __future__ import annotations
 
+from tacit._context import IN_CONTEXT, PrivacyContext, takes_context
 from tacit.finetune import DPGD, Optimizer
 from tacit.privacy import Budget, Ledger, Neighbours, Unit, released
 from tacit.privacy.events import DpEvent, leaves
@@ -32,13 +33,14 @@ def dpgd_wosm(hyperparameters: Hyperparameters) -> Optimizer:
     )
 
 
+@takes_context
 def adam_without_second_moment(
     trainable: Trainable,
     budget: Budget,
     *,
     steps: int,
-    ledger: Ledger,
-    subject: str,
+    ledger: Ledger = IN_CONTEXT,
+    subject: str = IN_CONTEXT,
     lr: float = 0.001,
     clip: float | None = None,
     batch: int | None = None,
@@ -48,6 +50,7 @@ def adam_without_second_moment(
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
     curator: Curator | None = None,
     seed: int | None = None,
+    context: PrivacyContext | None = None,
 ) -> Tuned:
     """One run at the whole budget whose learning rate follows from its noise; the number of steps is yours to say.
 
@@ -60,6 +63,7 @@ def adam_without_second_moment(
     learning rate is made of the noise multiplier, the clip and the declared size, which are public: choosing it looks
     at nobody.
     """
+    del context  # its arguments are here; see takes_context
     check_budget(budget)
     if not (lr > 0 and stabiliser >= 0):
         raise ValueError("lr is above 0 and stabiliser not negative.")

@@ -9,6 +9,7 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
+from tacit._context import IN_CONTEXT, PrivacyContext, takes_context
 from tacit.privacy import Budget, Ledger, Neighbours, Unit
 from tacit.privacy.events import check_count
 from tacit.progress import shown
@@ -45,13 +46,14 @@ class Scaled(Tuned):
     line: Line
 
 
+@takes_context
 def linear_scaling(
     trainable: Trainable,
     space: Space,
     budget: Budget,
     *,
-    ledger: Ledger,
-    subject: str,
+    ledger: Ledger = IN_CONTEXT,
+    subject: str = IN_CONTEXT,
     score: Score | None = None,
     size: int | None = None,
     plan: Plan | None = None,
@@ -67,6 +69,7 @@ def linear_scaling(
     draw_seed: int | None = None,
     seed: int | None = None,
     progress: Progress | bool = False,
+    context: PrivacyContext | None = None,
 ) -> Scaled:
     """Search and train within `budget`, everything included.
 
@@ -89,6 +92,7 @@ def linear_scaling(
     mu: there the steps of every run are fixed before the first, r decides the learning rate alone, and all runs and
     scores are composed by PLD in the ledger's plan mode.
     """
+    del context  # its arguments are here; see takes_context
     unit = unit_of(trainable, unit)
     made = plan or make_plan(budget, trials, size=part(trainable, size, "size"), neighbours=neighbours, unit=unit)
     if made.budget != budget:
@@ -159,23 +163,26 @@ def linear_scaling(
     )
 
 
+@takes_context
 def train(
     trainable: Trainable,
     hyperparameters: Hyperparameters,
     budget: Budget,
     *,
-    ledger: Ledger,
-    subject: str,
+    ledger: Ledger = IN_CONTEXT,
+    subject: str = IN_CONTEXT,
     unit: Unit | str | None = None,
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
     curator: Curator | None = None,
     seed: int | None = None,
+    context: PrivacyContext | None = None,
 ) -> Tuned:
     """One run with known hyperparameters, such as `line.at(epsilon)` of an earlier search: only this run is charged.
 
     Formal guarantee: one run of the budget's mu, charged to the subject; hyperparameters from a saved line are made of
     what its search released and paid for.
     """
+    del context  # its arguments are here; see takes_context
     unit = unit_of(trainable, unit)
     open_subject(ledger, subject, budget, unit=unit, neighbours=neighbours)
     relation = Neighbours(neighbours)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tacit._context import IN_CONTEXT, PrivacyContext, takes_context
 from tacit.privacy import Budget, BudgetExceeded, Ledger, Neighbours, Unit
 from tacit.privacy.events import check_count
 from tacit.progress import shown
@@ -31,6 +32,7 @@ def distributions(space: Space) -> dict[str, BaseDistribution]:
     }
 
 
+@takes_context
 def optuna_search(
     study: Study,
     trainable: Trainable,
@@ -38,8 +40,8 @@ def optuna_search(
     budget: Budget,
     *,
     trials: int,
-    ledger: Ledger,
-    subject: str,
+    ledger: Ledger = IN_CONTEXT,
+    subject: str = IN_CONTEXT,
     of: int | None = None,
     score: Score | None = None,
     size: int | None = None,
@@ -51,6 +53,7 @@ def optuna_search(
     curator: Curator | None = None,
     seed: int | None = None,
     progress: Progress | bool = False,
+    context: PrivacyContext | None = None,
 ) -> Tuned:
     """`trials` charged trials at the points that the study's sampler asks for; the best model is the result.
 
@@ -64,6 +67,7 @@ def optuna_search(
     releases is what the ledger's filter on sums of mu^2 allows for. Batches drawn by chance need a list of runs that is
     fixed in advance, which a sampler does not give: they are refused.
     """
+    del context  # its arguments are here; see takes_context
     check_count(trials, "trials")
     optuna = _optuna()
     if len(study.directions) != 1 or study.direction != optuna.study.StudyDirection.MAXIMIZE:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, TextIO
 
+from tacit._context import IN_CONTEXT, PrivacyContext, takes_context
 from tacit.privacy import Budget, Guarantee, Ledger, Neighbours, Unit, accounting, events, mu_of, selection
 from tacit.privacy.events import DpEvent, gaussian_noise, same
 from tacit.tune._budget_split import check_budget
@@ -81,13 +82,14 @@ def plan_repeats(
     )
 
 
+@takes_context
 def repeat_and_select(
     trainable: Trainable,
     space: Space,
     budget: Budget,
     *,
-    ledger: Ledger,
-    subject: str,
+    ledger: Ledger = IN_CONTEXT,
+    subject: str = IN_CONTEXT,
     mean: float = 10.0,
     shape: float = 1.0,
     score: Score | None = None,
@@ -98,6 +100,7 @@ def repeat_and_select(
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
     curator: Curator | None = None,
     seed: int | None = None,
+    context: PrivacyContext | None = None,
 ) -> Tuned:
     """Train a secret number of models at points drawn by chance, `mean` on average, and hand out the best one.
 
@@ -120,6 +123,7 @@ def repeat_and_select(
     release ends the search with a `ReceiptError` and no result: that depends on its code, the drawn points and the
     number of trials, which no row decides.
     """
+    del context  # its arguments are here; see takes_context
     unit = unit_of(trainable, unit)
     plan = plan_repeats(
         trainable,

@@ -11,6 +11,7 @@ import torch
 from scipy.special import ndtr
 from torch import Tensor
 
+from tacit._context import IN_CONTEXT, PrivacyContext, takes_context
 from tacit._refusals import Refusal, attempt
 from tacit.privacy import Budget, Guarantee, Ledger, Mode, Neighbours, Unit, events, grid_sum, mechanisms
 from tacit.privacy.accounting import noise_multiplier
@@ -38,13 +39,14 @@ class Selected(Generic[Candidate]):
     guarantee: Guarantee  # of all that the subject has spent
 
 
+@takes_context
 def noisy_selection(
     candidates: Sequence[Candidate],
     score: Callable[[Candidate], Tensor],
     budget: Budget,
     *,
-    ledger: Ledger,
-    subject: str,
+    ledger: Ledger = IN_CONTEXT,
+    subject: str = IN_CONTEXT,
     size: int,
     release: Literal["scores", "winner"] = "scores",
     precision: float | None = None,
@@ -52,6 +54,7 @@ def noisy_selection(
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
     seed: int | None = None,
     curator: object = None,
+    context: PrivacyContext | None = None,
 ) -> Selected[Candidate]:
     """Choose one of k candidates that are public or were paid for: what is paid here is the choice alone.
 
@@ -71,6 +74,7 @@ def noisy_selection(
     no row decides an error after it. The candidates have to be independent of the units, or released under charges of
     their own.
     """
+    del context  # its arguments are here; see takes_context
     if not candidates or size < 1:
         raise ValueError("There is at least one candidate, and at least one unit.")
     if release not in ("scores", "winner"):

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
+from tacit._context import IN_CONTEXT, PrivacyContext, takes_context
 from tacit.privacy import Budget, Guarantee, Ledger, Neighbours, Unit
 from tacit.tune._budget_split import check_budget
 from tacit.tune._plan import SHAVE
 from tacit.tune._repeat import repeat_and_select
+from tacit.tune._runners import Curator
 from tacit.tune._search import SearchSession, Tuned, needed, part, unit_of
 from tacit.tune._space import Hyperparameters, Space
 from tacit.tune._trials import Trainable, event_of
@@ -19,20 +21,23 @@ _FEWEST = 50  # declared units in a part: with fewer, one that is empty by chanc
 Scale = Literal["size", "keep"]
 
 
+@takes_context
 def subset_search(
     trainable: Trainable | None,
     space: Space,
     budget: Budget,
     *,
-    ledger: Ledger,
-    subject: str,
+    ledger: Ledger = IN_CONTEXT,
+    subject: str = IN_CONTEXT,
     rate: float = 0.2,
     parts: tuple[Trainable, Trainable] | None = None,
     search: Callable[..., Tuned] = repeat_and_select,
     scale: Scale = "size",
     unit: Unit | str | None = None,
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
+    curator: Curator | None = None,
     seed: int | None = None,
+    context: PrivacyContext | None = None,
     **options: Any,
 ) -> Tuned:
     """Search on a part of the people, then train on all others; both with the whole budget.
@@ -57,6 +62,7 @@ def subset_search(
     neighbour's coin. So they are fresh each time and kept nowhere; `seed` fixes them, and says "seeded: not private".
     Public: the declared sizes, rate * size rounded and the rest; the true ones are not.
     """
+    del context  # its arguments are here; see takes_context
     check_budget(budget)
     relation = Neighbours(neighbours)
     few, rest = parts or _parts(trainable, rate, seed)
@@ -71,9 +77,8 @@ def subset_search(
     if taken := [name for name in names if ledger.get_subject(name) is not None]:
         raise ValueError(f"There is a subject {min(taken)!r} already, of other coins: choose a new name.")
     event_of(rest, space.decompose(space.at(0.5)), budget.mu, relation)  # refuses what it cannot price, before paying
-    found = search(
-        few, space, budget, ledger=ledger, subject=names[0], unit=unit, neighbours=relation, seed=seed, **options
-    )
+    paying: dict[str, Any] = {"ledger": ledger, "subject": names[0], "unit": unit, "neighbours": relation, "seed": seed}
+    found = search(few, space, budget, **paying, **({} if curator is None else {"curator": curator}), **options)
     point, decisions = _scaled(found, space, sizes["rest"] / sizes["few"], scale)
     mu = budget.mu * SHAVE
     event = event_of(rest, point, mu, relation)
@@ -86,7 +91,7 @@ def subset_search(
         subject=names[1],
         neighbours=relation,
         delta=budget.delta,
-        curator=options.get("curator"),
+        curator=curator,
         seed=seed,
     )
     model = session.train(point, mu, event)
