@@ -199,7 +199,7 @@ def test_fixed_batches_are_not_drawn_here() -> None:
     receipt = ledger.charge("s", event, stage="test", seed=1)
     with pytest.raises(ReceiptError, match="not Poisson sampling"):
         sampling.draw(receipt, 100)
-    assert math.isnan(receipt._use["slots"][0].rate)
+    assert math.isnan(receipt._state.slots[0].rate)
 
 
 def test_what_a_model_draws_is_secret_comes_again_and_leaves_the_global_generators_alone() -> None:

@@ -99,7 +99,7 @@ class NoisyStream:
     def lease(self) -> None:
         """See to it that the next release is leased; refused if another process has taken up the stream."""
         receipt = self._receipt
-        if receipt is not None and receipt.used >= receipt._use.get("leased", 0):
+        if receipt is not None and receipt.used >= (receipt.leased or 0):
             leases.extend(self.account.ledger, receipt, self.account.lease)
 
     def release(self, total: ClippedSum, policy: object, note: str) -> dict[str, Tensor]:

@@ -13,10 +13,10 @@ from tacit.privacy._noise import NoiseKey as NoiseKey
 from tacit.privacy._plain_words import PlainWords, plain_words, right_guesses
 from tacit.privacy._queries import BoundedSum, GridSum, grid_sum
 from tacit.privacy._quiet import quiet_dp_accounting
+from tacit.privacy._receipt_state import released as released
 from tacit.privacy._receipts import Receipt, ReceiptError
 from tacit.privacy._receipts import check_used as check_used
 from tacit.privacy._receipts import claim as claim
-from tacit.privacy._receipts import released as released
 from tacit.privacy._storage import LedgerError
 from tacit.privacy._storage import connect as connect
 from tacit.privacy._subject import OtherTerms

@@ -317,7 +317,7 @@ class Ledger:
             last = chain.last_lease(connection, receipt.id)
             if last is not None and last[0] == "settle":
                 raise LedgerError(f"Receipt {receipt.id[:8]} was settled already.")
-            if last is not None and last[1].get("holder") != receipt._use.get("holder"):
+            if last is not None and last[1].get("holder") != receipt._state.holder:
                 raise LedgerError(f"Another process has taken up receipt {receipt.id[:8]}: its charge stays spent.")
             try:
                 used = receipt.counted(used, least=chain.made_before(connection, receipt.id))

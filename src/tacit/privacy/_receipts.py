@@ -8,19 +8,15 @@ drawing the same noise for different data would give the data away.
 
 from __future__ import annotations
 
-import math
-import os
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from dp_accounting import dp_event
-
 from tacit.privacy._budget import Neighbours, Unit
 from tacit.privacy._noise import NoiseKey
-from tacit.privacy.events import DpEvent, StreamDpEvent, compose, from_json, gaussian_noise, leaves, repeat
+from tacit.privacy._receipt_state import _ReceiptState, count
+from tacit.privacy.events import DpEvent, StreamDpEvent, compose, from_json, leaves, repeat
 
 if TYPE_CHECKING:
     from tacit.privacy._subject import Subject
@@ -28,27 +24,6 @@ if TYPE_CHECKING:
 
 class ReceiptError(Exception):
     """A release that no receipt covers."""
-
-
-_process = object()  # another one in every child: process ids come round again
-
-
-def _forked() -> None:
-    global _process
-    _process = object()
-
-
-os.register_at_fork(after_in_child=_forked)
-
-
-@dataclass
-class _Slot:
-    """Equal releases in a row, and how many of them are left."""
-
-    kind: type[DpEvent]
-    leaf: DpEvent
-    rate: float  # with which each unit is drawn; 1: everybody
-    left: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,14 +59,10 @@ class Receipt:
     seeded: bool = False
     # not of __init__, so that dataclasses.replace makes no live copy
     _key: NoiseKey | None = field(default=None, repr=False, init=False)
-    _use: dict[str, Any] = field(default_factory=dict, repr=False, init=False)
+    _state: _ReceiptState = field(repr=False, init=False)
 
     def __post_init__(self) -> None:
-        slots = [
-            _Slot(type(released(leaf)), released(leaf), _rate(leaf), _count(leaf, times))
-            for leaf, times in leaves(self.event)
-        ]
-        self._use.update(process=_process, slots=slots, used=0, drawn=None, closed=False, lock=threading.Lock())
+        object.__setattr__(self, "_state", _ReceiptState.of(self.event))
 
     def issued(self, key: NoiseKey) -> Receipt:
         """This receipt, live; for ``Ledger.charge`` alone.
@@ -107,18 +78,22 @@ class Receipt:
 
     @property
     def releases(self) -> int:
-        return sum(_count(leaf, times) for leaf, times in leaves(self.event))
+        return sum(count(leaf, times) for leaf, times in leaves(self.event))
 
     @property
     def used(self) -> int:
         """Releases drawn from this receipt so far, in this process; 0: no private value left on it."""
-        return int(self._use["used"])
+        return self._state.used
 
     @property
     def live(self) -> bool:
-        whole = self._use.get("search")  # of which this one pays for a trial
-        here = self._key is not None and self._use["process"] is _process and not self._use["closed"]
-        return here and (whole is None or whole.live)
+        whole = self._state.search  # of which this one pays for a trial
+        return self._key is not None and self._state.open and (whole is None or whole.live)
+
+    @property
+    def leased(self) -> int | None:
+        """The number up to which it may release now; None: all of it, no lease was ever taken on it."""
+        return self._state.leased
 
     @property
     def private(self) -> bool:
@@ -136,12 +111,7 @@ class Receipt:
         """
         if not 0 <= used <= self.releases - self.used:
             raise ReceiptError(f"Receipt {self.id[:8]} pays for {self.releases} releases: {used} cannot be skipped.")
-        self._use["used"] += used
-        self._use["drawn"] = None
-        for slot in self._use["slots"]:
-            now = min(slot.left, used)
-            slot.left -= now
-            used -= now
+        self._state.skip(used)
 
     def close(self, used: int | None = None) -> DpEvent:
         """No release after this. Returns what ``used`` releases (by default those made so far) amount to.
@@ -155,18 +125,18 @@ class Receipt:
         Returns:
             The event that they amount to.
         """
-        with self._use["lock"]:
-            if self._use["closed"]:
+        with self._state.lock:
+            if self._state.closed:
                 raise ReceiptError(f"Receipt {self.id[:8]} is closed already.")
             more = self.counted(used) - self.used
             kept = []
-            for (leaf, times), slot in zip(leaves(self.event), self._use["slots"], strict=True):
+            for (leaf, times), slot in zip(leaves(self.event), self._state.slots, strict=True):
                 extra = min(slot.left, more)
                 more -= extra
-                made = _count(leaf, times) - slot.left + extra
+                made = count(leaf, times) - slot.left + extra
                 if made:
                     kept.append(repeat(leaf, times if isinstance(leaf, StreamDpEvent) else made))
-            self._use["closed"] = True
+            self._state.closed = True
         return compose(kept)
 
     def counted(self, used: int | None = None, *, least: int = 0) -> int:
@@ -190,17 +160,16 @@ class Receipt:
     @property
     def in_order(self) -> bool:
         """Whether what was released so far is the first of the tree, and nothing behind it."""
-        parts = zip(leaves(self.event), self._use["slots"], strict=True)
-        left = [(slot.left, _count(leaf, times)) for (leaf, times), slot in parts]
+        parts = zip(leaves(self.event), self._state.slots, strict=True)
+        left = [(slot.left, count(leaf, times)) for (leaf, times), slot in parts]
         first = next((place for place, (now, _) in enumerate(left) if now), len(left))
         return all(now == all_ for now, all_ in left[first + 1 :])
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_key": None, "_use": self._use | {"lock": None, "process": None}}
+        return self.__dict__ | {"_key": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._use["lock"] = threading.Lock()
 
     def __copy__(self) -> Receipt:
         return self
@@ -226,14 +195,6 @@ def stated(subject: Subject, receipt_id: str, body: Mapping[str, Any], head: str
     )
 
 
-def released(leaf: DpEvent) -> DpEvent:
-    """What is drawn for one leaf: sampling changes what it costs, not what is added to the (joint) sum."""
-    if not isinstance(leaf, dp_event.PoissonSampledDpEvent):
-        return leaf
-    noise = gaussian_noise(leaf.event)
-    return leaf.event if noise is None else dp_event.GaussianDpEvent(noise)
-
-
 def consume(receipt: Receipt, kind: type[DpEvent], bound: float) -> tuple[DpEvent, int, NoiseKey]:
     """Use up one release: its event, its number and the key of its noise. Refused if the receipt does not cover it.
 
@@ -252,41 +213,39 @@ def consume(receipt: Receipt, kind: type[DpEvent], bound: float) -> tuple[DpEven
         raise ReceiptError(
             f"The receipt covers contributions up to {receipt.bound:g}; this sum is bounded by {bound:g}."
         )
-    with receipt._use["lock"]:  # two threads must never be handed the same noise
+    state = receipt._state
+    with state.lock:  # two threads must never be handed the same noise
         if not receipt.live:
             raise _dead(receipt)
-        slot, drawn = _next(receipt, kind), receipt._use["drawn"]
+        slot, drawn = state.next(kind), state.drawn
         if drawn is not None and drawn is not slot:
             raise ReceiptError(
                 f"The units of the next release on receipt {receipt.id[:8]} were drawn for a {drawn.kind.__name__}, at "
                 f"the rate {drawn.rate:g}: that release comes first."
             )
         if slot is None:
-            paid = ", ".join(sorted({slot.kind.__name__ for slot in receipt._use["slots"]}))
+            paid = ", ".join(sorted({slot.kind.__name__ for slot in state.slots}))
             raise ReceiptError(
                 f"No {kind.__name__} is left on receipt {receipt.id[:8]}: {receipt.used} of {receipt.releases} "
                 f"releases were used, and it paid for {paid}."
             )
-        if receipt._use.get("overtaken"):
+        if state.overtaken:
             raise ReceiptError(f"Another process or run has taken up receipt {receipt.id[:8]}: stop here.")
-        if receipt.used >= receipt._use.get("leased", receipt.releases):
+        if state.leased is not None and state.used >= state.leased:
             raise ReceiptError(f"The lease on receipt {receipt.id[:8]} is used up: lease more releases first.")
         if slot.rate < 1 and drawn is None:
             raise ReceiptError(
                 f"Receipt {receipt.id[:8]} paid for units that are drawn with probability {slot.rate:g}: draw them "
                 "with tacit.privacy.sampling.draw, then release."
             )
-        first = _next(receipt) or slot
-        if "leased" in receipt._use and first is not slot:
+        first = state.next() or slot
+        if state.leased is not None and first is not slot:
             # whoever resumes it later knows a number of releases, not which they were
             raise ReceiptError(
                 f"Releases on a lease are made in the order of the event: the next one on receipt {receipt.id[:8]} "
                 f"is a {first.kind.__name__}."
             )
-        slot.left -= 1
-        receipt._use["used"] += 1
-        receipt._use["drawn"] = None
-        return slot.leaf, receipt.used - 1, key
+        return slot.leaf, state.consume(slot), key
 
 
 def upcoming(receipt: Receipt, *, bind: bool = False) -> tuple[float, int, NoiseKey]:
@@ -296,13 +255,14 @@ def upcoming(receipt: Receipt, *, bind: bool = False) -> tuple[float, int, Noise
     """
     if not isinstance(receipt, Receipt):
         raise ReceiptError("A draw needs the receipt of a charge: call Ledger.charge first.")
-    with receipt._use["lock"]:
-        slot = receipt._use["drawn"] or _next(receipt)
+    state = receipt._state
+    with state.lock:
+        slot = state.drawn or state.next()
         if not receipt.live or receipt._key is None or slot is None:
             raise _dead(receipt)
         if bind:
-            receipt._use["drawn"] = slot
-        return slot.rate, receipt.used, receipt._key
+            state.drawn = slot
+        return slot.rate, state.used, receipt._key
 
 
 def claim(receipt: Receipt) -> None:
@@ -312,12 +272,13 @@ def claim(receipt: Receipt) -> None:
     """
     if not isinstance(receipt, Receipt):
         raise ReceiptError("A run needs the receipt of a charge: call Ledger.charge first.")
-    with receipt._use["lock"]:
+    state = receipt._state
+    with state.lock:
         if not receipt.live:
             raise _dead(receipt)
-        if receipt.used or receipt._use.get("run"):
+        if state.used or state.run:
             raise ReceiptError(f"Receipt {receipt.id[:8]} has served a run already: charge again for another one.")
-        receipt._use["run"] = True
+        state.run = True
 
 
 def check_used(receipt: Receipt) -> None:
@@ -331,7 +292,7 @@ def check_used(receipt: Receipt) -> None:
 
 def check_charged(receipt: Receipt) -> None:
     """Refuse a receipt that no ledger knows: one that pays for a trial inside a search."""
-    whole = receipt._use.get("search")
+    whole = receipt._state.search
     if whole is not None:
         raise ReceiptError(
             "This receipt pays for one trial of a search and was not charged by itself: what can be settled or leased "
@@ -339,24 +300,8 @@ def check_charged(receipt: Receipt) -> None:
         )
 
 
-def _next(receipt: Receipt, kind: type[DpEvent] | None = None) -> _Slot | None:
-    """The first slot of the tree that has releases left (of this kind)."""
-    slots: list[_Slot] = receipt._use["slots"]
-    return next((slot for slot in slots if slot.left > 0 and kind in (None, slot.kind)), None)
-
-
-def _rate(leaf: DpEvent) -> float:
-    if isinstance(leaf, dp_event.SampledWithoutReplacementDpEvent):
-        return math.nan  # nothing here draws so
-    return float(leaf.sampling_probability) if isinstance(leaf, dp_event.PoissonSampledDpEvent) else 1.0
-
-
 def _dead(receipt: Receipt) -> ReceiptError:
     return ReceiptError(
         f"Receipt {receipt.id[:8]} releases nothing here: it was settled, or it belongs to another process or an "
         "earlier run. Charge again."
     )
-
-
-def _count(leaf: DpEvent, times: int) -> int:
-    return times * leaf.steps * leaf.blocks if isinstance(leaf, StreamDpEvent) else times

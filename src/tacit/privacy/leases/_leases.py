@@ -60,7 +60,7 @@ def extend(ledger: Ledger, receipt: Receipt, releases: int) -> int:
     with ledger._transaction() as connection:
         holder = held_by(connection, receipt)
         note(connection, "lease", receipt, {"upto": max(upto, given(connection, receipt.id)), "holder": holder})
-    receipt._use["leased"] = upto
+    receipt._state.leased = upto
     return upto
 
 
@@ -75,10 +75,10 @@ def begin(ledger: Ledger, receipt: Receipt) -> None:
 
 def stop_at_start(receipt: Receipt) -> None:
     """Let nothing be released on a receipt without a lease; refused if something was."""
-    with receipt._use["lock"]:  # no thread releases between the question and the limit
+    with receipt._state.lock:  # no thread releases between the question and the limit
         if not receipt.live or receipt.used:
             raise ReceiptError(f"Receipt {receipt.id[:8]} is closed or in use already: leasing begins before it.")
-        receipt._use["leased"] = 0
+        receipt._state.leased = 0
 
 
 def settled(ledger: Ledger, receipt_id: str) -> bool:
@@ -99,7 +99,7 @@ def secret_of(stream: GaussianStream) -> Secret:
     receipt = stream.receipt
     if not receipt.live or receipt._key is None:
         raise ReceiptError(f"Receipt {receipt.id[:8]} is closed or belongs to another process: there is no state.")
-    if receipt._use.get("stream") is not stream:
+    if receipt._state.stream is not stream:
         raise ReceiptError("Another noise stream was opened on this receipt: save that one.")
     with stream._lock:
         return Secret(
@@ -124,10 +124,10 @@ def save(ledger: Ledger, receipt: Receipt, secret: Secret) -> None:
     """
     if not receipt.live or secret.receipt != receipt.id:
         raise ReceiptError(f"Receipt {receipt.id[:8]} is closed, or it belongs to another process or state.")
-    with receipt._use["lock"]:  # from here on nothing is released, by any thread, until it is leased anew
+    with receipt._state.lock:  # from here on nothing is released, by any thread, until it is leased anew
         if secret.used != receipt.used:
             raise ReceiptError("This state is older than the stream: take a new one.")
-        receipt._use["leased"] = secret.used
+        receipt._state.leased = secret.used
     with ledger._transaction() as connection:
         holder = held_by(connection, receipt)
         body = {"upto": secret.used, "holder": holder, "token": digest(secret)}
@@ -173,7 +173,7 @@ def _resume(ledger: Ledger, told: Receipt, secret: Secret | None) -> tuple[Recei
         key = NoiseKey((told.id, used)) if told.seeded else NoiseKey()
     receipt = told.issued(key)
     receipt.skip(used)
-    receipt._use.update(holder=holder, leased=used)
+    receipt._state.holder, receipt._state.leased = holder, used
     return receipt, exact
 
 
@@ -193,7 +193,7 @@ def given(connection: Connection, receipt_id: str) -> int:
 def held_by(connection: Connection, receipt: Receipt) -> str:
     """The name of this receipt's holder, who must be the last one that the chain knows."""
     check_charged(receipt)
-    holder = str(receipt._use.setdefault("holder", secrets.token_hex(8)))
+    holder = receipt._state.named()
     last = last_word(connection, receipt.id)
     if last is not None and last["holder"] != holder:
         raise ReceiptError(f"Another process has taken up the stream of receipt {receipt.id[:8]}: stop here.")

@@ -21,7 +21,8 @@ from tacit.privacy._budget import Neighbours
 from tacit.privacy._grids import Grid
 from tacit.privacy._noise import NoiseKey
 from tacit.privacy._queries import BoundedSum, GridSum, Norm
-from tacit.privacy._receipts import Receipt, ReceiptError, consume, released
+from tacit.privacy._receipt_state import released
+from tacit.privacy._receipts import Receipt, ReceiptError, consume
 from tacit.privacy.correlated import Mixer, Strategy, by_name
 from tacit.privacy.events import DpEvent, NoisyMaxDpEvent, StreamDpEvent, is_sampled, joint_noise, leaves
 
@@ -103,7 +104,7 @@ class GaussianStream:
         self.sensitivity = self.strategy.sensitivity(event.contributions, event.separation, event.blocks)
         self._mixer: Mixer = self.strategy.mixer()
         self._lock = threading.Lock()
-        receipt._use["stream"] = self
+        receipt._state.stream = self
 
     def reset(self) -> None:
         """Start a new block with fresh noise (after the model was reset, say)."""
@@ -124,7 +125,7 @@ class GaussianStream:
         """
         bounds = _bounds(total)
         with self._lock:
-            if self.receipt._use.get("stream") is not self:
+            if self.receipt._state.stream is not self:
                 raise ReceiptError("Another noise stream was opened on this receipt: go on with that one.")
             event, release, key = consume(self.receipt, type(self.receipt.event), _joint(bounds))
             fixed = _grids(total, bounds, event.noise_multiplier, noise, self.sensitivity)

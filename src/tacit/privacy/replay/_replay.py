@@ -66,7 +66,7 @@ def resume(ledger: Ledger, receipt_id: str, secret: str, used: int) -> tuple[Rec
     _overtake(receipt_id)
     receipt = told.issued(NoiseKey.from_secret(secret, seeded=told.seeded))
     receipt.skip(used)
-    receipt._use.update(holder=holder, leased=used)
+    receipt._state.holder, receipt._state.leased = holder, used
     _holders[receipt_id] = receipt
     return receipt, made
 
@@ -88,7 +88,7 @@ def adopt(ledger: Ledger, receipt_id: str) -> Receipt:
         note(connection, "resumed", told, {"upto": 0, "holder": holder, "exact": False})
     _overtake(receipt_id)
     receipt = told.issued(NoiseKey((told.id, holder)) if told.seeded else NoiseKey())
-    receipt._use["holder"] = holder
+    receipt._state.holder = holder
     return receipt
 
 
@@ -96,8 +96,7 @@ def _overtake(receipt_id: str) -> None:
     """Take the rest of its lease from whoever held the receipt in this process: two would draw the same noise."""
     old = _holders.get(receipt_id)
     if old is not None:
-        with old._use["lock"]:
-            old._use.update(leased=old.used, overtaken=True)
+        old._state.overtake()
 
 
 def _digest(secret: str) -> str:

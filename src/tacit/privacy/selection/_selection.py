@@ -101,7 +101,7 @@ class Trial:
             bound=search.bound,
             seeded=search.seeded,
         )
-        receipt._use["search"] = search
+        receipt._state.search = search
         return receipt.issued(key)
 
     def __repr__(self) -> str:

@@ -1,0 +1,134 @@
+"""Where a live receipt stands: what is left of its releases, who holds it, and how far it may go.
+
+Formal guarantee: whether a release is made is decided under ``lock``, and its number is counted there, so that no two
+threads are handed the same noise. A copy in another process (forked or unpickled) is of another ``process``: it is
+never live there.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dp_accounting import dp_event
+
+from tacit.privacy.events import DpEvent, StreamDpEvent, gaussian_noise, leaves
+
+if TYPE_CHECKING:
+    from tacit.privacy._receipts import Receipt
+    from tacit.privacy.mechanisms import GaussianStream
+
+_process = object()  # another one in every child: process ids come round again
+
+
+def _forked() -> None:
+    global _process
+    _process = object()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+@dataclass
+class Slot:
+    """Equal releases in a row, and how many of them are left."""
+
+    kind: type[DpEvent]
+    leaf: DpEvent
+    rate: float  # with which each unit is drawn; 1: everybody
+    left: int
+
+
+@dataclass
+class _ReceiptState:
+    """What changes about a receipt while it is used."""
+
+    slots: list[Slot]
+    used: int = 0
+    drawn: Slot | None = None  # the slot whose units were drawn: the next release is of it
+    closed: bool = False
+    run: bool = False  # whether one run has claimed all releases
+    stream: GaussianStream | None = None  # the one noise stream that may go on
+    search: Receipt | None = None  # of which this receipt pays for a trial
+    holder: str | None = None  # the name under which the ledger's chain knows this process
+    leased: int | None = None  # no release from this number on; None: it was never leased
+    overtaken: bool = False  # whether a newer holder in this process has the same key
+    process: object | None = field(default_factory=lambda: _process)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @classmethod
+    def of(cls, event: DpEvent) -> _ReceiptState:
+        """The state of a receipt on which nothing was released yet."""
+        return cls(
+            [Slot(type(released(leaf)), released(leaf), _rate(leaf), count(leaf, n)) for leaf, n in leaves(event)]
+        )
+
+    @property
+    def open(self) -> bool:
+        """Whether this process holds it and it is not closed."""
+        return self.process is _process and not self.closed
+
+    def next(self, kind: type[DpEvent] | None = None) -> Slot | None:
+        """The first slot of the tree that has releases left (of this kind)."""
+        return next((slot for slot in self.slots if slot.left > 0 and kind in (None, slot.kind)), None)
+
+    def consume(self, slot: Slot) -> int:
+        """Count one release of this slot as made; its number. The caller holds the lock."""
+        slot.left -= 1
+        self.drawn = None
+        self.used += 1
+        return self.used - 1
+
+    def skip(self, used: int) -> None:
+        """Count the next ``used`` releases, in the order of the tree, as made."""
+        self.used += used
+        self.drawn = None
+        for slot in self.slots:
+            now = min(slot.left, used)
+            slot.left -= now
+            used -= now
+
+    def named(self) -> str:
+        """The holder's name; a fresh one the first time."""
+        with self.lock:
+            self.holder = self.holder or fresh_holder()
+            return self.holder
+
+    def overtake(self) -> None:
+        """Take the rest of the lease away, for good: a newer holder draws the same noise."""
+        with self.lock:
+            self.leased, self.overtaken = self.used, True
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"lock": None, "process": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state | {"lock": threading.Lock()})
+
+
+def fresh_holder() -> str:
+    """A name that no holder had before."""
+    return secrets.token_hex(8)
+
+
+def released(leaf: DpEvent) -> DpEvent:
+    """What is drawn for one leaf: sampling changes what it costs, not what is added to the (joint) sum."""
+    if not isinstance(leaf, dp_event.PoissonSampledDpEvent):
+        return leaf
+    noise = gaussian_noise(leaf.event)
+    return leaf.event if noise is None else dp_event.GaussianDpEvent(noise)
+
+
+def count(leaf: DpEvent, times: int) -> int:
+    """The releases of a leaf that is there ``times`` times."""
+    return times * leaf.steps * leaf.blocks if isinstance(leaf, StreamDpEvent) else times
+
+
+def _rate(leaf: DpEvent) -> float:
+    if isinstance(leaf, dp_event.SampledWithoutReplacementDpEvent):
+        return math.nan  # nothing here draws so
+    return float(leaf.sampling_probability) if isinstance(leaf, dp_event.PoissonSampledDpEvent) else 1.0
