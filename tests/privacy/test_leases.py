@@ -12,10 +12,10 @@ import torch
 from dp_accounting import dp_event
 from torch import Tensor
 
-from tacit.privacy import Budget, Ledger, LedgerError, Neighbours, events, leases
+from tacit.privacy import Budget, Ledger, LedgerError, Neighbours, _resume, events, leases
 from tacit.privacy._noise import NoiseKey
 from tacit.privacy._receipts import Receipt, ReceiptError, consume
-from tacit.privacy.leases import Secret, _leases
+from tacit.privacy.leases import Secret
 from tacit.privacy.mechanisms import GaussianStream
 
 SEED = 7
@@ -200,7 +200,7 @@ def test_nothing_is_released_between_the_state_and_its_entry(sqlite_url: str, mo
     receipt, stream = charged(ledger)
     leases.extend(ledger, receipt, 5)
     outcome: list[str] = []
-    append = _leases.note
+    append = _resume.note
 
     def slow_append(*given: object) -> None:
         def other() -> None:
@@ -215,7 +215,7 @@ def test_nothing_is_released_between_the_state_and_its_entry(sqlite_url: str, mo
         thread.join()
         append(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(_leases, "note", slow_append)
+    monkeypatch.setattr(_resume, "note", slow_append)
     saved(ledger, stream)
     assert outcome == ["refused"]
 

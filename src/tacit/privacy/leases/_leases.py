@@ -20,13 +20,11 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy.engine import Connection
-
 from tacit.privacy import _chain as chain
+from tacit.privacy import _resume as resuming
 from tacit.privacy._ledger import Ledger
 from tacit.privacy._noise import NoiseKey
 from tacit.privacy._receipts import Receipt, ReceiptError, check_charged
-from tacit.privacy._subject import canonical
 from tacit.privacy.events import StreamDpEvent, check_count
 from tacit.privacy.mechanisms import GaussianStream
 
@@ -58,27 +56,18 @@ def extend(ledger: Ledger, receipt: Receipt, releases: int) -> int:
         )
     upto = min(receipt.used + int(releases), receipt.releases)
     with ledger._transaction() as connection:
-        holder = held_by(connection, receipt)
-        note(connection, "lease", receipt, {"upto": max(upto, given(connection, receipt.id)), "holder": holder})
-    receipt._state.leased = upto
+        resuming.write(connection, "lease", receipt, max(upto, resuming.given(connection, receipt.id)))
+    with receipt._state.lock:
+        receipt._state.leased = upto
     return upto
 
 
 def begin(ledger: Ledger, receipt: Receipt) -> None:
     """From here on nothing is released without a lease: a process that takes the receipt up later can rely on it."""
     check_charged(receipt)
-    stop_at_start(receipt)
+    resuming.stop_at_start(receipt)
     with ledger._transaction() as connection:
-        body = {"upto": given(connection, receipt.id), "holder": held_by(connection, receipt)}
-        note(connection, "lease", receipt, body)
-
-
-def stop_at_start(receipt: Receipt) -> None:
-    """Let nothing be released on a receipt without a lease; refused if something was."""
-    with receipt._state.lock:  # no thread releases between the question and the limit
-        if not receipt.live or receipt.used:
-            raise ReceiptError(f"Receipt {receipt.id[:8]} is closed or in use already: leasing begins before it.")
-        receipt._state.leased = 0
+        resuming.write(connection, "lease", receipt, resuming.given(connection, receipt.id))
 
 
 def settled(ledger: Ledger, receipt_id: str) -> bool:
@@ -91,7 +80,7 @@ def settled(ledger: Ledger, receipt_id: str) -> bool:
 def check_holder(ledger: Ledger, receipt: Receipt) -> None:
     """Refuse a process whose stream another one has taken up."""
     with ledger._transaction() as connection:
-        held_by(connection, receipt)
+        resuming.held_by(connection, receipt)
 
 
 def secret_of(stream: GaussianStream) -> Secret:
@@ -129,9 +118,7 @@ def save(ledger: Ledger, receipt: Receipt, secret: Secret) -> None:
             raise ReceiptError("This state is older than the stream: take a new one.")
         receipt._state.leased = secret.used
     with ledger._transaction() as connection:
-        holder = held_by(connection, receipt)
-        body = {"upto": secret.used, "holder": holder, "token": digest(secret)}
-        note(connection, "saved", receipt, body)
+        resuming.write(connection, "saved", receipt, secret.used, token=digest(secret))
 
 
 def resume(ledger: Ledger, receipt_id: str, secret: Secret | None) -> tuple[Receipt, GaussianStream, bool]:
@@ -159,50 +146,15 @@ def resume_after_lease(ledger: Ledger, receipt_id: str) -> Receipt:
 
 
 def _resume(ledger: Ledger, told: Receipt, secret: Secret | None) -> tuple[Receipt, bool]:
-    holder = secrets.token_hex(8)
     with ledger._transaction() as connection:
-        last = last_word(connection, told.id)
+        last = resuming.last_word(connection, told.id)
         if last is None:
             raise ReceiptError(f"Receipt {told.id[:8]} was never leased: nobody knows what was released on it.")
         exact = secret is not None and secret.receipt == told.id and last.get("token") == digest(secret)
-        used = given(connection, told.id)
-        note(connection, "resumed", told, {"upto": used, "holder": holder, "exact": exact})
+        used = resuming.given(connection, told.id)
+        holder = resuming.hand_over(connection, told, used, exact=exact)
     if exact and secret is not None:
         key = NoiseKey.from_secret(secret.key, seeded=told.seeded)
     else:
         key = NoiseKey((told.id, used)) if told.seeded else NoiseKey()
-    receipt = told.issued(key)
-    receipt.skip(used)
-    receipt._state.holder, receipt._state.leased = holder, used
-    return receipt, exact
-
-
-def note(connection: Connection, kind: str, receipt: Receipt, body: dict[str, Any]) -> None:
-    known = chain.subject(connection, receipt.subject)
-    if known is None:
-        raise ReceiptError(f"Receipt {receipt.id[:8]} was charged in another ledger.")
-    chain.append(connection, kind, receipt.subject, receipt.id, canonical(body | {"state": known.fingerprint}))
-
-
-def given(connection: Connection, receipt_id: str) -> int:
-    """Up to which release the chain says a receipt was given away; never below what earlier holders were given."""
-    last = last_word(connection, receipt_id)
-    return 0 if last is None else max(int(last["upto"]), chain.made_before(connection, receipt_id))
-
-
-def held_by(connection: Connection, receipt: Receipt) -> str:
-    """The name of this receipt's holder, who must be the last one that the chain knows."""
-    check_charged(receipt)
-    holder = receipt._state.named()
-    last = last_word(connection, receipt.id)
-    if last is not None and last["holder"] != holder:
-        raise ReceiptError(f"Another process has taken up the stream of receipt {receipt.id[:8]}: stop here.")
-    return holder
-
-
-def last_word(connection: Connection, receipt_id: str) -> dict[str, Any] | None:
-    """What the chain says last of a receipt's releases; refused once it was settled."""
-    last = chain.last_lease(connection, receipt_id)
-    if last is not None and last[0] == "settle":
-        raise ReceiptError(f"Receipt {receipt_id[:8]} was settled: its stream is over.")
-    return None if last is None else last[1]
+    return resuming.issue(told, key, holder, used=used), exact

@@ -18,17 +18,13 @@ are never returned. The lease is the window: keep it short, and end the old proc
 from __future__ import annotations
 
 import hashlib
-import secrets
-import weakref
 
 from tacit.privacy import _chain as chain
+from tacit.privacy import _resume as resuming
 from tacit.privacy._ledger import Ledger
 from tacit.privacy._noise import NoiseKey
 from tacit.privacy._receipts import Receipt, ReceiptError, check_charged
 from tacit.privacy.events import StreamDpEvent
-from tacit.privacy.leases import given, held_by, last_word, note, stop_at_start
-
-_holders: weakref.WeakValueDictionary[str, Receipt] = weakref.WeakValueDictionary()  # the newest of each, here
 
 
 def keep(ledger: Ledger, receipt: Receipt) -> str:
@@ -40,12 +36,11 @@ def keep(ledger: Ledger, receipt: Receipt) -> str:
     if isinstance(receipt.event, StreamDpEvent):
         raise ReceiptError("A stream is saved and taken up through tacit.privacy.leases.")
     check_charged(receipt)
-    stop_at_start(receipt)  # nothing is released that the chain does not know was given away
+    resuming.stop_at_start(receipt)  # nothing is released that the chain does not know was given away
     secret = receipt._key.secret()
     with ledger._transaction() as connection:
-        body = {"upto": given(connection, receipt.id), "holder": held_by(connection, receipt), "key": _digest(secret)}
-        note(connection, "kept", receipt, body)
-    _holders[receipt.id] = receipt
+        resuming.write(connection, "kept", receipt, resuming.given(connection, receipt.id), key=_digest(secret))
+    resuming.remember(receipt)
     return secret
 
 
@@ -56,18 +51,15 @@ def resume(ledger: Ledger, receipt_id: str, secret: str, used: int) -> tuple[Rec
     """
     told = ledger.receipt(receipt_id)
     used = told.counted(used)
-    holder = secrets.token_hex(8)
     with ledger._transaction() as connection:
-        last = last_word(connection, receipt_id)
+        last = resuming.last_word(connection, receipt_id)
         if last is None or chain.kept_key(connection, receipt_id) != _digest(secret):
             raise ReceiptError(f"This is not the key of receipt {receipt_id[:8]}: its releases cannot be replayed.")
-        made = max(given(connection, receipt_id), used)
-        note(connection, "resumed", told, {"upto": made, "holder": holder, "exact": True})
-    _overtake(receipt_id)
-    receipt = told.issued(NoiseKey.from_secret(secret, seeded=told.seeded))
-    receipt.skip(used)
-    receipt._state.holder, receipt._state.leased = holder, used
-    _holders[receipt_id] = receipt
+        made = max(resuming.given(connection, receipt_id), used)
+        holder = resuming.hand_over(connection, told, made, exact=True)
+    resuming.overtake(receipt_id)
+    receipt = resuming.issue(told, NoiseKey.from_secret(secret, seeded=told.seeded), holder, used=used)
+    resuming.remember(receipt)
     return receipt, made
 
 
@@ -81,22 +73,13 @@ def adopt(ledger: Ledger, receipt_id: str) -> Receipt:
     what leaves is one set of releases, with noise that is independent of the one that was lost.
     """
     told = ledger.receipt(receipt_id)
-    holder = secrets.token_hex(8)
     with ledger._transaction() as connection:
-        if given(connection, receipt_id):
+        if resuming.given(connection, receipt_id):
             raise ReceiptError(f"Releases of receipt {receipt_id[:8]} were given away: it cannot be adopted.")
-        note(connection, "resumed", told, {"upto": 0, "holder": holder, "exact": False})
-    _overtake(receipt_id)
-    receipt = told.issued(NoiseKey((told.id, holder)) if told.seeded else NoiseKey())
-    receipt._state.holder = holder
-    return receipt
-
-
-def _overtake(receipt_id: str) -> None:
-    """Take the rest of its lease from whoever held the receipt in this process: two would draw the same noise."""
-    old = _holders.get(receipt_id)
-    if old is not None:
-        old._state.overtake()
+        holder = resuming.hand_over(connection, told, 0, exact=False)
+    resuming.overtake(receipt_id)
+    key = NoiseKey((told.id, holder)) if told.seeded else NoiseKey()
+    return resuming.issue(told, key, holder, leased=False)
 
 
 def _digest(secret: str) -> str:
