@@ -7,7 +7,7 @@ bound on delta is least: the composed tilted distribution has its bulk around th
 there is small *relative to delta*. What is added to delta, with u = 2^-53, n cells, T releases:
 
 - a transform of length n with factors 2, 3, 4 and 5 has a 2-norm error of at most eta = 8 u log2 n times the norm
-  (Higham 2002, theorem 24.2: 6.7 u per level for radix 2; other radices have less than 7.2 u). The modulus of a
+  (Higham 2002, theorem 24.2: 6.7 u per level for radix 2; radix 3 needs 6.8 u, radix 5 7.4 u). The modulus of a
   spectrum of probabilities is at most 1, so a T-th power carries T eta |t|_2, plus 16 T u for taking it, and the
   inverse one eta more: |error|_2 <= sum_i T_i (eta |t_i|_2 e^(T eta sqrt n) + 16 u) + eta. By Cauchy and Schwarz
   delta at cell j is off by at most M e^(-tilt j) |error|_2 |w|_2 with w(k) = e^(-tilt k) (1 - e^(-grid k));
