@@ -46,6 +46,16 @@ def test_a_ledger(book: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert told["findings"][1]["delta"] == 0  # pure
 
 
+def test_page_and_card_say_what_was_found(book: Path, tmp_path: Path) -> None:
+    assert call(str(book), "--trials", "2000", "--report", str(tmp_path / "out")) == 0
+    card = (tmp_path / "out" / "privacy-card.md").read_text()
+    assert "## How it was attacked" in card
+    assert "Attacked 5 kinds of release in " in card
+    assert "finetune: Gaussian (noise" in card
+    assert "How it was attacked" in (tmp_path / "out" / "report.html").read_text()
+    assert len(json.loads((tmp_path / "out" / "run.json").read_text())["audit"]) == 5
+
+
 def test_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     text = "import numpy as np\n\ndef noisy(present, trials):\n    return np.random.normal(present, 1.0, trials)\n"
     (tmp_path / "mine_to_audit.py").write_text(text)

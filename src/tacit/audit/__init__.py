@@ -6,7 +6,7 @@ from tacit.audit import _releases as releases
 from tacit.audit import _stages as stages
 from tacit.audit._attack import Membership, attack, invert
 from tacit.audit._exposure import Exposure, exposure
-from tacit.audit._findings import CONFIDENCE, Claim, Finding, PromiseBroken, markdown, section, sentence
+from tacit.audit._findings import CONFIDENCE, Claim, Finding, PromiseBroken, markdown, sentence
 from tacit.audit._ledger import ledger
 from tacit.audit._mechanism import mechanism
 from tacit.audit._registry import FULL, QUICK, REGISTRY, Audit, Effort, audits, covered
@@ -43,7 +43,6 @@ __all__ = [
     "mechanism",
     "releases",
     "run",
-    "section",
     "sentence",
     "stages",
 ]

@@ -126,11 +126,6 @@ def markdown(findings: Sequence[Finding]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def section(findings: Sequence[Finding], title: str = "How it was attacked") -> str:
-    """A section of a card or a page: one sentence and the table."""
-    return f"## {title}\n\n{sentence(findings)}\n\n{markdown(findings)}"
-
-
 def sentence(findings: Sequence[Finding]) -> str:
     """One line for a page or a card: what was attacked, and the most that was found of any claim."""
     if not findings:

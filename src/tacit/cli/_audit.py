@@ -31,6 +31,9 @@ def audit(
     trials: Annotated[int, typer.Option(help="Trials per finding (of a ledger or a function).")] = 100_000,
     quick: Annotated[bool, typer.Option("--quick", help="A fiftieth of the trials: a minute, looser bounds.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the table into this page, between its audit marks.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write page and card of the ledger here, with what was found.")
+    ] = None,
     picture: Annotated[
         Path | None, typer.Option(help="Draw here what attacks find of adapted images: published, clipped, private.")
     ] = None,
@@ -51,6 +54,8 @@ def audit(
                 console().print(_line(each), soft_wrap=True)
     if target is None:
         checked = checks.all_checks()
+    if report is not None:
+        _report(report, target, findings)
     if picture is not None:
         picture.resolve().parent.mkdir(parents=True, exist_ok=True)
         exposure().picture(picture)
@@ -94,6 +99,16 @@ def _attacks(
     else:
         with Ledger(target, create=False) as book:
             yield from attacks.ledger(book, trials=trials)
+
+
+def _report(out: Path, target: str | None, findings: list[Finding]) -> None:
+    from tacit.privacy import Ledger
+    from tacit.report import page
+
+    if target is None or _names_a_function(target) or target.endswith(".toml"):
+        raise ValueError("A report is written about a ledger: tacit audit LEDGER --report DIR.")
+    with Ledger(target, create=False) as book:
+        page(book, out, title=f"the ledger {Path(target).name}", attacked=findings)
 
 
 def _names_a_function(target: str) -> bool:

@@ -6,14 +6,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tacit import _checkpoints as checkpoints
 from tacit.privacy import Guarantee, Ledger
+from tacit.report._attacked import attacked_text
 from tacit.report._card import CARD, FACTS, REPORT
 from tacit.report._card import card as card_text
 from tacit.report._ledger import Book
 from tacit.report._write import run_files, write_files
+
+if TYPE_CHECKING:
+    from tacit.audit import Finding
 
 GUARANTEE = "guarantee.json"
 _SQLITE = b"SQLite format 3\0"
@@ -31,13 +35,14 @@ class About:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def card(thing: Any, *, title: str | None = None) -> str:
+def card(thing: Any, *, title: str | None = None, attacked: Sequence[Finding] = ()) -> str:
     """The privacy card of a thing, as markdown.
 
     Args:
         thing: A ledger (or its file or URL), a guarantee, a result with `guarantee` (of `finetune.fit`, an adapter, a
             calibration), the folder that a run or `save` wrote, or the checkpoint of a run.
         title: What stands above it.
+        attacked: What an audit of it found (`tacit.audit.ledger`), as a section of its own.
 
     Returns:
         Who is protected from what and how strongly in plain words, the formal statement, what was charged, what is
@@ -54,24 +59,28 @@ def card(thing: Any, *, title: str | None = None) -> str:
     """
     folder = _folder(thing)
     if folder is not None and title is None:
-        return _text(folder / CARD)
+        return _text(folder / CARD) + (attacked_text(attacked) if attacked else "")
     about = tell(thing, title)
-    return card_text(
+    text = card_text(
         title=about.title,
         ledgers=about.ledgers,
         assumptions=about.assumptions,
         not_covered=about.not_covered,
         own=about.own,
     )
+    return text + (attacked_text(attacked) if attacked else "")
 
 
-def page(thing: Any, out: str | Path | None = None, *, title: str | None = None) -> str:
+def page(
+    thing: Any, out: str | Path | None = None, *, title: str | None = None, attacked: Sequence[Finding] = ()
+) -> str:
     """One self-contained page about a thing (see `card`), as HTML.
 
     Args:
         thing: As for `card`.
         out: A folder: the page is written there as `report.html`, with `privacy-card.md` and its facts as `run.json`.
         title: What stands above it.
+        attacked: What an audit of it found, as a section of its own, on the card as well.
 
     Returns:
         The page.
@@ -84,6 +93,7 @@ def page(thing: Any, out: str | Path | None = None, *, title: str | None = None)
         facts=about.facts,
         assumptions=about.assumptions,
         not_covered=about.not_covered,
+        attacked=attacked,
     )
     if out is not None:
         write_files(Path(out), files)

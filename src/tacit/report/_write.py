@@ -11,14 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tacit import __version__
 from tacit.privacy import Ledger
+from tacit.report._attacked import attacked_section, attacked_text
 from tacit.report._card import CARD, FACTS, FEW, NEVER_COVERED, REPORT, card, weakest
 from tacit.report._ledger import Book, alike, heads, number, overall, overview
 from tacit.report._page import Banner, Picture, Section, page
 from tacit.report._tables import Table
+
+if TYPE_CHECKING:
+    from tacit.audit import Finding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +101,9 @@ def run_files(
     not_covered: Sequence[str] = (),
     lead: str = "",
     about: Mapping[str, Any] | None = None,
+    attacked: Sequence[Finding] = (),
 ) -> tuple[dict[str, str], dict[str, Any]]:
-    """The text of the three files by their names, and what ``run.json`` says."""
+    """The text of the three files by their names, and what ``run.json`` says; ``attacked``: what an audit found."""
     numbers = [f" {number}" for number in range(1, len(ledgers) + 1)] if len(ledgers) > 1 else [""]
     books = [Book.of(ledger, f"ledger{number}") for ledger, number in zip(ledgers, numbers, strict=False)]
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -110,15 +115,19 @@ def run_files(
         "facts": dict(facts or {}),
         "privacy": _privacy(books, assumptions, not_covered),
     }
+    tried = [attacked_section(attacked)] if attacked else []
+    if attacked:
+        told["audit"] = [finding.to_json() for finding in attacked]
     text = page(
         title,
-        [*sections, *_ledger_sections(books), _fine_print(assumptions, not_covered, bool(books))],
+        [*sections, *_ledger_sections(books), *tried, _fine_print(assumptions, not_covered, bool(books))],
         lead=lead,
         banner=_banner(books),
         footer=f"tacit {__version__}, {now.replace('T', ' ').removesuffix('+00:00')} UTC. "
         f"The facts of this page are in {FACTS}, its promise in {CARD}.",
     )
     promise = card(title=title, ledgers=books, assumptions=assumptions, not_covered=not_covered)
+    promise += attacked_text(attacked) if attacked else ""
     written = json.dumps(plain(told), indent=2, ensure_ascii=False) + "\n"
     return {REPORT: text, CARD: promise, FACTS: written}, told
 
