@@ -164,5 +164,9 @@ def reopen(ledger: Ledger, subject: str) -> None:
     Formal guarantee: an answer is kept before it leaves, so one that was not kept has reached nobody. The caller knows
     that the process which began them is gone, and pays for them again or adopts what it had charged
     (`privacy.replay.adopt`).
+
+    Args:
+        ledger: The ledger.
+        subject: The data set's name in it.
     """
     book_of(ledger).reopen(subject)

@@ -25,7 +25,25 @@ _STRICTLY = 1 - 1e-6  # the other classes stay below the predicted one, ties inc
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A recalibration as plain numbers. All of it was released on receipts, or ``private`` is False."""
+    """A recalibration as plain numbers. All of it was released on receipts, or ``private`` is False.
+
+    Args:
+        method: The method's name.
+        temperature: Logits are divided by it.
+        confidences: Histogram binning: the confidence of each equal-width bin.
+        queries: Asked of, and paid by, each source.
+        epsilon: What each source spent on it.
+        delta: What each source spent on it.
+        noise: "laplace" or "gaussian".
+        neighbours: The neighbouring relation.
+        unit: The privacy unit.
+        sources: How many answered.
+        interval: Of the temperature.
+        ece_interval: Of the calibration error that is left, if it was asked for.
+        private: Whether all of it was released on receipts.
+        seeded: The noise was reproducible: not private.
+        notes: What was decided, in sentences.
+    """
 
     method: str
     temperature: float = 1.0
@@ -88,7 +106,12 @@ class Result:
 
 
 class Calibrated(nn.Module):
-    """A classifier whose logits are calibrated: ``softmax(calibrated(x))`` are honest confidences."""
+    """A classifier whose logits are calibrated: ``softmax(calibrated(x))`` are honest confidences.
+
+    Args:
+        model: Returns logits.
+        result: The recalibration.
+    """
 
     table: Tensor | None
     temperature: Tensor

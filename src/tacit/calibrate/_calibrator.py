@@ -29,7 +29,16 @@ from tacit.privacy import Budget
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What will be asked and paid, decided from public quantities before anything is asked."""
+    """What will be asked and paid, decided from public quantities before anything is asked.
+
+    Args:
+        setting: What is public.
+        queries: Questions to each source.
+        price: Of each answer.
+        go: Whether anything is asked.
+        reason: Why.
+        forecast: What to expect.
+    """
 
     setting: Setting
     queries: int
@@ -41,17 +50,32 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrator:
-    """Asks every source for the same statistics, at ``budget`` in all from each.
-
-        result = Calibrator(budget=Budget(1.0, 0.0)).run(sources)
-        honest = result.wrap(model)
-
-    ``cautious``: where the sources publish their sizes and the forecast is that the noise would do more harm than a
-    miscalibration of ``expected``, nothing is asked and T stays 1. ``check``: one more question, at the same price,
-    measures the calibration error that is left. ``quorum``: the share of sources that must answer every question.
+    """Asks every source for the same statistics, at `budget` in all from each, and recalibrates.
 
     Formal guarantee: each source keeps its own promise (``Source.answer``), also against a calibrator and other sources
     that collude; what is made of the answers is post-processing. A person who is in several sources is charged at each.
+
+    Args:
+        budget: What each source may spend.
+        method: How to recalibrate.
+        noise: "laplace" or "gaussian"; by default Laplace for a pure budget.
+        cautious: Where the sources publish their sizes and the forecast is that the noise would do more harm than a
+            miscalibration of `expected`, nothing is asked and T stays 1.
+        expected: The miscalibration that `cautious` assumes.
+        check: One more question, at the same price, measures the calibration error that is left.
+        quorum: The share of sources that must answer every question.
+        level: Of the intervals.
+
+    Examples:
+        >>> import torch
+        >>> from tacit.calibrate import Calibrator, Source, reference
+        >>> from tacit.privacy import Budget
+        >>> logits, labels = reference(0.1)  # a made-up classifier, ten points too confident
+        >>> budget = Budget(1.0, 0.0)
+        >>> sources = [Source(f"clinic-{i}", logits=logits[i::2], labels=labels[i::2], budget=budget) for i in range(2)]
+        >>> result = Calibrator(budget=budget).run(sources)
+        >>> result.temperature > 1.0, result.epsilon <= 1.0
+        (True, True)
     """
 
     budget: Budget
@@ -73,6 +97,16 @@ class Calibrator:
         """What will be asked; raises ``CalibrationError`` if the sources cannot be asked it. Costs nothing.
 
         ``resume``: some of it may have been answered and paid already, so what sources have left is not looked at.
+
+        Args:
+            terms: What each source publishes about itself.
+            resume: Some of it may have been answered and paid already, so what sources have left is not looked at.
+
+        Returns:
+            What will be asked.
+
+        Raises:
+            CalibrationError: The sources cannot be asked it.
         """
         if not terms:
             raise CalibrationError("There are no sources to ask.")
@@ -123,6 +157,17 @@ class Calibrator:
 
         A ``run_id`` names the run: after an interruption, the same run goes on with the answers that were given, free
         of charge, and asks what was not asked yet.
+
+        Args:
+            sources: The sources, or how to reach them.
+            run_id: Names the run: after an interruption, the same run resumes with the answers that were given, free of
+                charge.
+
+        Returns:
+            The recalibration. Public.
+
+        Raises:
+            CalibrationError: No right result is possible; the sentence says what was charged.
         """
         transport = sources if isinstance(sources, Transport) else InProcess(sources)
         terms = list(transport.terms())

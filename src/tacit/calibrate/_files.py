@@ -38,6 +38,20 @@ def read_outputs(
     ``labels`` is another file, for a format that holds one array only. The first array found under a name of ``form``
     or of labels is taken, unless ``key`` and ``labels_key`` name them. ``unit_ids`` is the name of what says whose each
     row is (see ``read_unit_ids``): no output.
+
+    Args:
+        path: .npz, .npy, .csv or .pt.
+        form: "logits" or "probs".
+        key: The name of the outputs in the file.
+        labels: Another file, for a format that holds one array only.
+        labels_key: The name of the labels in the file.
+        unit_ids: The name of the unit ids in the file.
+
+    Returns:
+        Outputs and labels.
+
+    Raises:
+        ValueError: The file has no such arrays.
     """
     arrays = _arrays(Path(path), labels_key, unit_ids)
     arrays.pop(unit_ids or "", None)
@@ -56,7 +70,15 @@ def read_outputs(
 
 
 def read_unit_ids(path: Path | str, key: str) -> np.ndarray[Any, Any]:
-    """Whose each row is: the array or column ``key`` of a file of outputs, integers or strings."""
+    """Whose each row is: the array or column ``key`` of a file of outputs, integers or strings.
+
+    Args:
+        path: The file.
+        key: The name of the unit ids in it.
+
+    Returns:
+        One id per row.
+    """
     arrays = _arrays(Path(path), None, key)
     if key not in arrays:
         raise ValueError(f"{path} has no array or column {key!r} that says whose each row is.")

@@ -25,9 +25,16 @@ from tacit.privacy import Budget, Neighbours
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is public before anything is asked. ``samples``: units in all sources together, or None if not published.
+    """What is public before anything is asked.
 
-    ``extra`` questions are paid for besides those of the method. ``level`` is that of the intervals.
+    Args:
+        sources: How many.
+        samples: Units in all sources together, or None if not published.
+        budget: Of each source.
+        noise: "laplace" or "gaussian".
+        neighbours: The neighbouring relation.
+        extra: Questions that are paid for besides those of the method.
+        level: Of the intervals.
     """
 
     sources: int
@@ -112,7 +119,13 @@ class _Golden(_InRange):
 
 @dataclass(frozen=True, kw_only=True)
 class AccT(_Golden):
-    """Accuracy temperature scaling: mean confidence as close as possible to accuracy (algorithm 1)."""
+    """Accuracy temperature scaling: mean confidence as close as possible to accuracy (algorithm 1).
+
+    Args:
+        low: The smallest temperature of the search.
+        high: The largest temperature.
+        iterations: Questions asked.
+    """
 
     name: ClassVar[str] = "acc-t"
 
@@ -126,7 +139,14 @@ class AccT(_Golden):
 
 @dataclass(frozen=True, kw_only=True)
 class NLLT(_Golden):
-    """Temperature scaling by the likelihood; each sample's loss really is clipped to [0, ``bound``]."""
+    """Temperature scaling by the likelihood; each sample's loss really is clipped to [0, ``bound``].
+
+    Args:
+        low: The smallest temperature of the search.
+        high: The largest temperature.
+        iterations: Questions asked.
+        bound: The largest loss of a sample that counts.
+    """
 
     name: ClassVar[str] = "nll-t"
     bound: float = 10.0
@@ -141,7 +161,14 @@ class NLLT(_Golden):
 
 @dataclass(frozen=True, kw_only=True)
 class ECET(_Golden):
-    """Temperature scaling by the binned calibration error itself."""
+    """Temperature scaling by the binned calibration error itself.
+
+    Args:
+        low: The smallest temperature of the search.
+        high: The largest temperature.
+        iterations: Questions asked.
+        bins: The number of bins.
+    """
 
     name: ClassVar[str] = "ece-t"
     bins: int = 15
@@ -162,6 +189,11 @@ class SignedGap(_InRange):
     source can add the slope without moving the sum further than the gap alone may. ``steps=None`` chooses the number
     of questions from public quantities: the noise that one question would have. If the sources publish no sizes, one
     more question asks for their number of units, at the same price.
+
+    Args:
+        low: The smallest temperature of the search.
+        high: The largest temperature.
+        steps: The number of questions; None chooses it from public quantities.
     """
 
     name: ClassVar[str] = "signed-gap"
@@ -208,6 +240,9 @@ class HistogramBinning(Method):
     """Each confidence bin gets the accuracy that was seen in it; one question.
 
     A bin whose noisy count is not positive keeps its middle, which depends on no data.
+
+    Args:
+        bins: The number of bins.
     """
 
     name: ClassVar[str] = "histogram"
@@ -231,7 +266,14 @@ class HistogramBinning(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class OneSource(_Golden):
-    """One source calibrates for itself, without noise: private only as long as the result stays there."""
+    """One source calibrates for itself, without noise: private only as long as the result stays there.
+
+    Args:
+        low: The smallest temperature of the search.
+        high: The largest temperature.
+        iterations: Questions asked.
+        goal: What is minimised.
+    """
 
     name: ClassVar[str] = "one-source"
     private: ClassVar[bool] = False

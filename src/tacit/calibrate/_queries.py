@@ -22,7 +22,12 @@ _LEAST = 1e-6  # what costs less drowns in its noise
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """What one answer may cost: ``amount`` is its epsilon (laplace) or its mu (gaussian); inf is no noise at all."""
+    """What one answer may cost.
+
+    Args:
+        noise: "laplace" or "gaussian".
+        amount: Its epsilon (laplace) or its mu (gaussian); inf is no noise at all.
+    """
 
     noise: Noise
     amount: float
@@ -53,7 +58,13 @@ class Price:
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """A question with its name. The same ``id`` always gets the same answer."""
+    """A question with its name. The same ``id`` always gets the same answer.
+
+    Args:
+        id: Names the question.
+        statistic: What is asked.
+        price: What it may cost.
+    """
 
     id: str
     statistic: Statistic
@@ -80,7 +91,17 @@ class Query:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The noisy values that a source released: public. ``scale`` is that of the noise on each value."""
+    """The noisy values that a source released: public.
+
+    Args:
+        query: The query's id.
+        source: The source's name.
+        values: The released values.
+        scale: Of the noise on each value.
+        receipt: The receipt's id.
+        head: The source's ledger after the charge.
+        seeded: The noise was reproducible: not private.
+    """
 
     query: str
     source: str

@@ -21,7 +21,12 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ask:
-    """A statistic, at one temperature per trial."""
+    """A statistic, at one temperature per trial.
+
+    Args:
+        statistic: What is asked.
+        temperatures: One per trial.
+    """
 
     statistic: Statistic
     temperatures: Tensor
@@ -29,7 +34,16 @@ class Ask:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcome:
-    """What a search found, per trial: a temperature, or a confidence for each bin."""
+    """What a search found, per trial: a temperature, or a confidence for each bin.
+
+    Args:
+        temperature: Per trial.
+        confidences: Of each bin, for histogram binning.
+        low: The lower end of an interval for the temperature.
+        high: The upper end.
+        edge: Whether the search ended at an end of its range.
+        asked: All questions and totals.
+    """
 
     temperature: Tensor
     confidences: Tensor | None = None

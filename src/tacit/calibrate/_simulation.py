@@ -31,7 +31,15 @@ _KEPT = 2**25  # numbers of contributions that are kept from one question to the
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trials:
-    """What came out, one entry per trial; the errors are those on the samples that no source had."""
+    """What came out, one entry per trial; the errors are those on the samples that no source had.
+
+    Args:
+        temperature: Per trial.
+        ece_before: Per trial.
+        ece_after: Per trial.
+        queries: Questions per source.
+        outcome: What the search found.
+    """
 
     temperature: Tensor
     ece_before: Tensor
@@ -42,7 +50,18 @@ class Trials:
 
 
 class Simulation:
-    """Public outputs, dealt to sources at random in every trial; what is left over is for evaluation."""
+    """Public outputs, split at random over sources in every trial; what is left over is for evaluation.
+
+    Args:
+        logits: Logits, rows x classes; or give `probs`.
+        probs: Probabilities, rows x classes.
+        labels: The true class of each row.
+        sources: How many.
+        samples: Per source: one number, or one for each source.
+        trials: How many splits.
+        seed: Of the splits and the noise.
+        bins: The number of bins.
+    """
 
     def __init__(
         self,
@@ -214,7 +233,24 @@ def simulate(
     noise: Noise | None = None,
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
 ) -> Trials:
-    """One method on public outputs; to compare several on the same deals, keep a ``Simulation``."""
+    """One method on public outputs; to compare several on the same deals, keep a ``Simulation``.
+
+    Args:
+        method: How to recalibrate.
+        logits: Logits, rows x classes; or give `probs`.
+        probs: Probabilities, rows x classes.
+        labels: The true class of each row.
+        sources: How many.
+        samples: Per source: one number, or one for each source.
+        budget: Of each source.
+        trials: How many splits.
+        seed: Of the splits and the noise.
+        noise: "laplace" or "gaussian".
+        neighbours: The neighbouring relation.
+
+    Returns:
+        Temperatures and errors, per trial.
+    """
     simulation = Simulation(
         logits=logits, probs=probs, labels=labels, sources=sources, samples=samples, trials=trials, seed=seed
     )
@@ -231,7 +267,12 @@ def _on_grid(statistic: Statistic, outputs: Outputs, temperature: float | Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """The calibration error to expect on a public reference classifier, without and with recalibration."""
+    """The calibration error to expect on a public reference classifier, without and with recalibration.
+
+    Args:
+        before: Without recalibration.
+        after: With it.
+    """
 
     before: float
     after: float
@@ -247,6 +288,15 @@ def forecast(method: Method, setting: Setting, *, expected: float = 0.05, trials
 
     Decided from public quantities only (sources, declared samples, budget), before anything is asked. The reference is
     a ten-class problem of 75 % accuracy, so it says whether the noise would drown a miscalibration of that size.
+
+    Args:
+        method: How to recalibrate.
+        setting: What is public.
+        expected: How far confidence is above accuracy.
+        trials: Simulated runs.
+
+    Returns:
+        The calibration error before and after.
     """
     if setting.samples is None:
         raise ValueError("A forecast needs the number of samples: let the sources declare their sizes.")
@@ -263,6 +313,13 @@ def reference(expected: float, rows: int = 4000) -> tuple[Tensor, Tensor]:
     """Logits and labels of a made-up classifier whose mean confidence is ``expected`` above its accuracy.
 
     Scores x = m onehot(y) + N(0, 1) have the true posterior softmax(m x); sharpening that makes it overconfident.
+
+    Args:
+        expected: How far confidence is above accuracy.
+        rows: How many.
+
+    Returns:
+        Logits and labels.
     """
     if not 0 < expected < 0.2:
         raise ValueError(f"The expected miscalibration lies between 0 and 0.2; got {expected:g}.")

@@ -36,7 +36,22 @@ _UNREADABLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What everybody may know about a source before asking it anything. ``size`` is public, or None."""
+    """What is public about a source before it is asked anything.
+
+    Args:
+        source: Its name.
+        unit: The privacy unit.
+        neighbours: The neighbouring relation.
+        noise: "laplace" or "gaussian".
+        epsilon: Of its budget.
+        delta: Of its budget.
+        mode: How its ledger composes.
+        left: What the ledger has left: epsilon in the pure mode, mu in the gaussian one.
+        classes: The number of classes.
+        size: The published number of units, or None.
+        durable: Whether its ledger survives the process.
+        grouped: Whether the rows of a unit were grouped; if not, one row per unit is assumed.
+    """
 
     source: str
     unit: str
@@ -79,18 +94,38 @@ class Terms:
 
 
 class Source:
-    """Private outputs and labels behind a ledger; ``answer`` is the only way out.
+    """Private outputs and labels behind a ledger; `answer` is the only way out.
 
-        clinic = Source("clinic-a", logits=logits, labels=labels, budget=Budget(1.0, 0.0), ledger=Ledger("clinic.db"))
-        clinic.answer(Query(id="q1", statistic=Gap(temperature=1.5), price=Price(noise="laplace", amount=0.2)))
+    Args:
+        name: The source's name. Public.
+        logits: Logits, rows x classes; or give `probs`.
+        probs: Probabilities, rows x classes.
+        labels: The true class of each row.
+        budget: What may be spent on these data in all.
+        ledger: Where answers are charged; without one the source keeps one in memory, which does not survive the
+            process.
+        subject: The data set's name in the ledger.
+        unit: The kind of unit ("patient"); without `unit_ids` a row is a "sample", and anything else is refused.
+        unit_ids: One integer or string per row; all rows with the same id are one unit, which counts by the mean of its
+            rows.
+        neighbours: The neighbouring relation.
+        noise: "laplace" or "gaussian"; by default Laplace for a pure budget.
+        size: What the source publishes as its number of units: nothing by default, since under add-remove that number
+            is private; under replace-one it is public by definition and stated by default.
+        seed: Reproducible noise: "seeded: not private".
 
-    ``noise`` is Laplace for a pure budget and Gaussian otherwise, unless given. A row is a "sample"; with ``unit_ids``,
-    one integer or string per row, all rows with the same id are one unit, which ``unit`` names ("patient") and which
-    counts by the mean of its rows. A ``unit`` without ids is refused. ``units`` is an earlier name of ``unit_ids``, and
-    warns. ``size`` is what the source publishes as its number of units:
-    nothing by default, since under add-remove that number is private; under replace-one it is public by definition
-    and stated by default. Without a ledger the source keeps one in memory, which does not survive the process.
-    ``seed`` makes the noise reproducible and everything "seeded: not private".
+    Raises:
+        ValueError: Invalid outputs or labels.
+
+    Examples:
+        >>> import torch
+        >>> from tacit.calibrate import Gap, Price, Query, Source
+        >>> from tacit.privacy import Budget
+        >>> clinic = Source("clinic-a", logits=torch.randn(50, 3), labels=torch.arange(50) % 3, budget=Budget(1.0, 0.0))
+        >>> query = Query(id="q1", statistic=Gap(temperature=1.5), price=Price(noise="laplace", amount=0.2))
+        >>> answer = clinic.answer(query)
+        >>> answer.source, round(clinic.spent.epsilon, 6)
+        ('clinic-a', 0.2)
     """
 
     def __init__(

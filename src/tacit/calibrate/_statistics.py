@@ -126,7 +126,11 @@ class AtTemperature(Statistic):
 
 @dataclass(frozen=True, kw_only=True)
 class Gap(AtTemperature):
-    """The sum of correct - confidence (Acc-T)."""
+    """The sum of correct - confidence (Acc-T).
+
+    Args:
+        temperature: The temperature at which it is computed.
+    """
 
     kind: ClassVar[str] = "gap"
 
@@ -136,7 +140,11 @@ class Gap(AtTemperature):
 
 @dataclass(frozen=True, kw_only=True)
 class GapSlope(AtTemperature):
-    """The gap, and how fast it rises with log T, cut to what the gap leaves of an L1 norm of 1: it costs nothing."""
+    """The gap, and its slope in log T, clipped to what the gap leaves of an L1 norm of 1: it costs nothing.
+
+    Args:
+        temperature: The temperature at which it is computed.
+    """
 
     kind: ClassVar[str] = "gap-slope"
 
@@ -157,7 +165,12 @@ class GapSlope(AtTemperature):
 
 @dataclass(frozen=True, kw_only=True)
 class BinGaps(AtTemperature):
-    """The sum of correct - confidence in each equal-width bin of the confidence (ECE-T)."""
+    """The sum of correct - confidence in each equal-width bin of the confidence (ECE-T).
+
+    Args:
+        temperature: The temperature at which it is computed.
+        bins: The number of bins.
+    """
 
     kind: ClassVar[str] = "bin-gaps"
     bins: int = 15
@@ -182,7 +195,12 @@ class BinGaps(AtTemperature):
 
 @dataclass(frozen=True, kw_only=True)
 class Histogram(AtTemperature):
-    """The number of correct predictions in each confidence bin, then the number of predictions in each."""
+    """The number of correct predictions in each confidence bin, then the number of predictions in each.
+
+    Args:
+        temperature: The temperature at which it is computed.
+        bins: The number of bins.
+    """
 
     kind: ClassVar[str] = "histogram"
     low: ClassVar[float] = 0.0
@@ -213,7 +231,12 @@ class Histogram(AtTemperature):
 
 @dataclass(frozen=True, kw_only=True)
 class Loss(AtTemperature):
-    """The sum of negative log likelihoods, each clipped to [0, bound] (NLL-T)."""
+    """The sum of negative log likelihoods, each clipped to [0, bound] (NLL-T).
+
+    Args:
+        temperature: The temperature at which it is computed.
+        bound: The largest loss of a sample that counts.
+    """
 
     kind: ClassVar[str] = "loss"
     low: ClassVar[float] = 0.0

@@ -24,7 +24,12 @@ class CalibrationError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """A source that did not answer, and why; the reason may travel."""
+    """A source that did not answer, and why; the reason may travel.
+
+    Args:
+        source: Its name.
+        reason: May travel.
+    """
 
     source: str
     reason: str
@@ -39,7 +44,11 @@ class Transport(Protocol):
 
 
 class InProcess:
-    """Sources in this process, asked one after the other."""
+    """Sources in this process, asked one after the other.
+
+    Args:
+        sources: The sources.
+    """
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = list(sources)

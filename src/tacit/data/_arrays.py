@@ -10,7 +10,17 @@ from torch import Tensor
 
 
 def read_images(path: str | Path) -> tuple[Tensor, Tensor]:
-    """`images` (uint8, N x C x H x W or N x H x W x C) and `labels` of an .npz, as tensors."""
+    """`images` (uint8, N x C x H x W or N x H x W x C) and `labels` of an .npz, as tensors.
+
+    Args:
+        path: The .npz file.
+
+    Returns:
+        Images and labels.
+
+    Raises:
+        ValueError: The file has no such arrays.
+    """
     try:
         with np.load(path, allow_pickle=False) as file:
             images, labels = torch.from_numpy(file["images"]), torch.from_numpy(file["labels"].astype(np.int64))

@@ -100,6 +100,19 @@ def chexpert(
     leaves those out. Images are grey and squeezed to `size` x `size`; decoded ones stay in `memory` bytes. A file that
     is missing is left out and listed in `skipped`; one that cannot be read is a row of NaN, so that its patient
     contributes nothing to a clipped sum in which it is shown.
+
+    Args:
+        csv: A file such as `train.csv`.
+        root: The folder that its paths are below.
+        diseases: The targets.
+        uncertain: What an uncertain target counts as.
+        views: Which images.
+        size: The side that images are resized to.
+        rows: The most images of a patient in one step.
+        memory: Bytes of decoded images that are kept.
+
+    Returns:
+        Records whose unit is the patient.
     """
     for value, known, what in ((uncertain, tuple(UNCERTAIN), "uncertain"), (views, ("frontal", "all"), "views")):
         if value not in known:

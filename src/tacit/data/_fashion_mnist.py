@@ -40,6 +40,18 @@ def fashion_mnist(split: Split = "train") -> tuple[Tensor, Tensor]:
     `train` and `test` are the published ones (the first 23,000 and all 10,000). `seen` is the part of `train` on which
     the embedded source model was trained, `unseen` is all the rest: the 10,000 test images and the last 5,000 of
     `train`, for streams that need many images that the model has never met.
+
+    Args:
+        split: "train", "test", "seen" or "unseen".
+
+    Returns:
+        Images and labels.
+
+    Examples:
+        >>> from tacit.data import fashion_mnist
+        >>> images, labels = fashion_mnist("test")
+        >>> tuple(images.shape), images.dtype
+        ((10000, 1, 28, 28), torch.uint8)
     """
     parts = {
         "train": slice(0, TRAIN),

@@ -42,7 +42,14 @@ class Groupable:
 
 
 class Grouped(Groupable):
-    """All units of `whole` with the same id as one unit: see `Groupable.group_by`."""
+    """All units of `whole` with the same id as one unit: see `Groupable.group_by`.
+
+    Args:
+        whole: Any records.
+        ids: One integer or string per unit of `whole`.
+        unit: What a group is ("patient").
+        at_most: The most members shown in one step.
+    """
 
     def __init__(self, whole: Records, ids: Ids, *, unit: str, at_most: int | None = None) -> None:
         self.whole, self.unit = whole, named(unit)

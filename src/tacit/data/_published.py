@@ -27,6 +27,14 @@ def cifar_c(folder: str | Path, name: str, severity: int) -> tuple[Tensor, Tenso
 
     `NAME.npy` holds the test images five times, severity after severity, and `labels.npy` a label for each row. Only
     the rows asked for are read.
+
+    Args:
+        folder: Where the .npy files are.
+        name: The corruption.
+        severity: 1 to 5.
+
+    Returns:
+        Images and labels.
     """
     _check_severity(severity)
     images, labels = _array(Path(folder), name), _array(Path(folder), "labels")
@@ -58,6 +66,17 @@ def imagenet_c(
     The published files are 224 pixels square already; others are brought to `resize` (by default `size`) on their
     shorter side and cut to `size` around their middle. A label is the place of its WordNet id in `wnids` (a list, or a
     file with one per line), by default in the sorted list of the folders found.
+
+    Args:
+        folder: The folder of the corruptions.
+        name: The corruption.
+        severity: 1 to 5.
+        size: The side of the result.
+        resize: The shorter side before cropping (default: `size`).
+        wnids: The classes in the model's order: a list, or a file with one per line.
+
+    Returns:
+        Pictures that are read when asked for.
     """
     _check_severity(severity)
     home = _folder(Path(folder))
@@ -75,6 +94,15 @@ def imagenet_r(
     `wnids` lists all classes of the model in its order (or is a file with one per line); it is not shipped here.
     `.mask` says which classes occur: compare only these, `logits.masked_fill(~mask, -inf)`. Pictures come in all sizes:
     the shorter side becomes `resize` (by default 256 for 224, and so in proportion), then the middle is cut out.
+
+    Args:
+        folder: The folder of the classes.
+        wnids: All classes of the model in its order: a list, or a file with one per line.
+        size: The side of the result.
+        resize: The shorter side before cropping (default: in proportion of 256 to 224).
+
+    Returns:
+        Pictures, with `.mask` over the classes that occur.
     """
     return _pictures(_folder(Path(folder)), _wnids(wnids), size, resize or round(size * 256 / 224))
 

@@ -21,12 +21,27 @@ SAMPLE, USER = "sample", "user"
 
 
 class Table(Groupable):
-    """Rows with labels, each its own unit (a "sample") or, with `owners`, each belonging to somebody.
+    """Labelled rows as records, each its own unit (a "sample") or, with `owners`, grouped by owner.
 
-    `inputs` is a tensor (rows first; memory-mapped ones stay on disk), or a data set whose items are (input, label).
-    `owners` is one integer or string per row, and `unit` says what an owner is (default: "user"). `rows_each`: at most
-    so many rows of a unit are shown at a time, drawn without replacement (default: all of them). `augment`: K changed
-    views of every row, all of them rows of its unit.
+    Args:
+        inputs: A tensor (rows first; memory-mapped ones stay on disk), or a data set whose items are (input, label).
+        labels: One label per row; None for a data set.
+        owners: One integer or string per row; rows with the same owner are one unit.
+        unit: What an owner is (default: "user").
+        rows_each: The most rows of a unit shown in one step, drawn without replacement (default: all of them).
+        augment: The number of augmented views of every row, all of them rows of its unit.
+        views: How views are made (default: flips and shifts).
+
+    Raises:
+        ValueError: Lengths that differ, or an invalid unit.
+
+    Examples:
+        >>> import torch
+        >>> from tacit.data import TensorRecords
+        >>> rows = TensorRecords(torch.randn(6, 4), torch.tensor([0, 1, 0, 1, 0, 1]))
+        >>> patients = rows.group_by(["ann", "bob", "ann", "ann", "eve", "bob"], unit="patient")
+        >>> len(rows), rows.unit, len(patients), patients.unit
+        (6, 'sample', 3, 'patient')
     """
 
     scored_by: Literal["row", "unit"] = "row"

@@ -54,11 +54,17 @@ class Sequences:
 
 
 class Texts(Table):
-    """Texts (or pairs of texts) with a label each; without `labels`, texts whose every next token is to be predicted.
+    """Texts (or pairs of texts) with a label each; without `labels`, for next-token prediction.
 
-    `owners`, one integer or string per text, `unit` and `rows_each` are those of `Table`: whose a text is, what an
-    owner is (a "user", if nothing is said), and how many texts of one owner are shown at a time. Texts are cut at
-    `max_length` tokens. The tokenizer is one of transformers.
+    Args:
+        tokenizer: One of transformers.
+        texts: The texts.
+        labels: One class per text.
+        owners: One integer or string per text: whose it is.
+        unit: What an owner is (default: "user").
+        max_length: Texts are cut at this number of tokens.
+        rows_each: The most texts of one owner shown in one step.
+        bucket: Padded lengths are multiples of it.
     """
 
     def __init__(
@@ -146,7 +152,14 @@ class Texts(Table):
 
 
 def sst2(path: str | Path) -> tuple[list[str], list[int]]:
-    """The sentences and labels (0 or 1) of a file of SST-2: a header, then `sentence<TAB>label`; packed or not."""
+    """The sentences and labels (0 or 1) of a file of SST-2: a header, then `sentence<TAB>label`; packed or not.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Sentences and labels.
+    """
     try:
         content = Path(path).read_bytes()
         plain = (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode("utf-8")

@@ -44,6 +44,20 @@ class VideoClips(Groupable):
 
     A file that cannot be read is left out and listed in `skipped`, or, if `strict`, an error. One that breaks later
     makes the rows of its unit NaN, so that the unit contributes nothing to a clipped sum.
+
+    Args:
+        files: The video files.
+        labels: One class per file.
+        clips: Clips of a unit in one step, k.
+        frames: Frames of a clip.
+        stride: Frames between two of them.
+        size: The side, or height and width, that frames are resized to; None: all files have one size.
+        colour: RGB instead of grey.
+        groups: One id per file; files with the same id are one unit.
+        unit: What a group is.
+        classes: Names of the classes.
+        memory: Bytes of decoded frames that are kept.
+        strict: A file that cannot be read is an error instead of skipped.
     """
 
     scored_by: Literal["unit"] = "unit"
@@ -256,5 +270,11 @@ def clips_as_units(videos: VideoClips) -> ClipUnits:
 
     A guarantee for such a unit says nothing about a video: a video, or a group, is up to `largest_group` of them (and
     `owner` says whose each is), and by group privacy its epsilon is that much larger, its delta even more.
+
+    Args:
+        videos: The videos.
+
+    Returns:
+        Records whose unit is the clip.
     """
     return ClipUnits(videos)

@@ -208,7 +208,6 @@ def fit(
         private: The folder for the run's private files (keys); by default that of the ledger's SQLite file.
         microbatch: The most rows in memory at a time; the result does not depend on it.
         seed: Reproducible noise and sampling: "seeded: not private".
-        context: A `tacit.PrivacyContext`: ledger, subject, unit, neighbours, seed, curator and progress in one.
         curator: Receives each step's sum, private facts included; its `error`, if it has one, receives errors about
             unusable rows. No one else does.
         progress: True shows a bar with the epsilon spent so far; a function gets the same facts.

@@ -20,6 +20,11 @@ class BottleneckAdapter(nn.Module):
 
     `channels_first` is the number of dimensions at which the features are the second one (4 for N x C x H x W images);
     of any other tensor they are the last.
+
+    Args:
+        width: The number of features.
+        reduction: The bottleneck is this much narrower.
+        channels_first: The number of dimensions at which the features are the second one (4 for images).
     """
 
     def __init__(self, width: int, *, reduction: int = 4, channels_first: int | None = None) -> None:
@@ -53,6 +58,16 @@ def insert_adapters(model: nn.Module, reduction: int = 4) -> list[str]:
 
     The outputs stay bitwise the same until something is trained. Copies, pickles and `state_dict` hold the adapters; to
     load such a `state_dict`, insert adapters into the new model first. A model that has adapters is refused.
+
+    Args:
+        model: The model.
+        reduction: The bottleneck is this much narrower.
+
+    Returns:
+        The names of the adapters.
+
+    Raises:
+        ValueError: The model has adapters already, or no blocks.
     """
     if reduction < 1:
         raise ValueError(f"reduction must be at least 1, not {reduction}.")
@@ -78,7 +93,14 @@ def remove_adapters(model: nn.Module) -> None:
 
 
 def adapters_of(model: nn.Module) -> list[tuple[str, BottleneckAdapter]]:
-    """The adapters of a model, by name."""
+    """The adapters of a model, by name.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Pairs of name and adapter.
+    """
     return [(name, module) for name, module in model.named_modules() if isinstance(module, BottleneckAdapter)]
 
 

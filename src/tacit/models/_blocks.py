@@ -29,6 +29,12 @@ def blocks_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     A block is a child of a Sequential or ModuleList that has children itself and whose type repeats; where such modules
     contain each other (stages and their blocks), the innermost are meant. A module with a single weighted layer (a
     convolution with its norm) counts only if nothing larger repeats.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Pairs of name and block.
     """
     found = find_blocks(model)
     if not found:

@@ -13,7 +13,16 @@ from tacit.models._selection import select
 
 @dataclass(frozen=True, kw_only=True)
 class Compatibility:
-    """What the gradient engine says of a model under a scheme."""
+    """What the gradient engine says of a model under a scheme.
+
+    Args:
+        name: The model's name.
+        scheme: Which parameters would be trained.
+        parameters: Of the whole model.
+        trained: Parameter name -> size.
+        rules: Parameter name -> the rule that serves it.
+        remarks: What falls back to a slower path, and why.
+    """
 
     name: str
     scheme: str
@@ -36,7 +45,24 @@ class Compatibility:
 
 
 def check(loaded: Loaded, scheme: str = "full") -> Compatibility:
-    """Try the model on made-up rows; raises ValueError with the way out if it cannot be private."""
+    """Check on synthetic rows whether a model can be trained with privacy, and which rule serves each parameter.
+
+    Args:
+        loaded: What `load` returned.
+        scheme: Which parameters would be trained.
+
+    Returns:
+        What the gradient engine says.
+
+    Raises:
+        ValueError: It cannot; the message names the layer and the way out.
+
+    Examples:
+        >>> from tacit import models
+        >>> report = models.check(models.load("small:convnet"), scheme="norms")
+        >>> report.trainable < report.parameters
+        True
+    """
     model = loaded.model
     names = select(model, scheme)
     total = sum(parameter.numel() for parameter in model.parameters())  # with the adapters that a scheme inserts

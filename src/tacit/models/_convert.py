@@ -14,6 +14,13 @@ def to_groupnorm(model: nn.Module, groups: int = 32) -> nn.Module:
     `groups` is lowered to a divisor of the channels; BatchNorm1d, which may see a single position, keeps at least two
     channels in a group. Activations that a library keeps inside its BatchNorm follow the new layer. The statistics of
     earlier training are lost, so a pretrained model has to be trained again: `freeze_statistics` keeps them instead.
+
+    Args:
+        model: The model.
+        groups: Of GroupNorm; lowered to a divisor of the channels.
+
+    Returns:
+        The model.
     """
     if groups < 1:
         raise ValueError(f"groups must be at least 1, not {groups}.")

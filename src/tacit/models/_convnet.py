@@ -33,7 +33,17 @@ class Block(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Images in [0, 1] to logits: normalised inside, a 2x2 stem, stages of blocks, the mean over places, a head."""
+    """Images in [0, 1] to logits: normalised inside, a 2x2 stem, stages of blocks, the mean over places, a head.
+
+    Args:
+        channels: Input channels.
+        classes: The number of classes.
+        widths: Of the stages.
+        depths: Blocks of each stage.
+        expansion: Of the MLP inside a block.
+        mean: Per channel, for normalisation.
+        std: Per channel, for normalisation.
+    """
 
     mean: Tensor
     std: Tensor

@@ -14,7 +14,17 @@ HAD_BIAS = "_tacit_had_bias"  # set on a fresh head: whether the head that the m
 
 
 def head_of(model: nn.Module) -> tuple[str, nn.Linear]:
-    """The layer that makes the predictions: the last linear one that is no part of an adapter or a LoRA layer."""
+    """The layer that makes the predictions: the last linear one that is no part of an adapter or a LoRA layer.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Its name and the layer.
+
+    Raises:
+        ValueError: There is none.
+    """
     added = [module for module in model.modules() if isinstance(module, BottleneckAdapter)]
     inside = {id(part) for module in (*added, *(layer for _, layer in lora_of(model))) for part in module.modules()}
     found = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear) and id(m) not in inside]
@@ -30,6 +40,15 @@ def with_head(model: nn.Module, classes: int, *, bias: bool = True, zero: bool =
     `zero`. A head that has the right size already is made afresh too: what it knew of other data is gone. Where the
     model (or its transformers configuration) notes its number of classes, the note follows. A model that is nothing but
     its head cannot change in place: then the new layer is returned.
+
+    Args:
+        model: The model.
+        classes: The number of classes.
+        bias: Whether the head has a bias.
+        zero: Start at zero instead of torch's usual values.
+
+    Returns:
+        The model.
     """
     if classes < 1:
         raise ValueError(f"A head needs at least one class, not {classes}.")

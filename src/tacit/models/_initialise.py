@@ -14,6 +14,13 @@ def scratch(model: nn.Module, seed: int) -> nn.Module:
     A module that can reset itself does so (running statistics included). Of the others, normalisers get scale one and
     shift zero, other biases zero, other vectors (layer scales) 0.1, and everything with more dimensions (class tokens,
     positions, the weights of libraries' own layers) a normal of deviation 0.02, truncated at two deviations.
+
+    Args:
+        model: The model.
+        seed: Of the draw.
+
+    Returns:
+        The model.
     """
     norms = {id(module) for _, module in normalisers(model)}
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())), torch.no_grad():

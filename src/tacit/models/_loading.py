@@ -24,7 +24,14 @@ PerSampleLoss = Callable[[nn.Module, Any], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """A model with made-up rows of the kind that it takes, and a loss per row."""
+    """A model with synthetic rows of the kind that it takes, and a loss per row.
+
+    Args:
+        name: What was loaded.
+        model: The model.
+        batch: Synthetic rows.
+        loss: `loss(model, batch)`: one number per row.
+    """
 
     name: str
     model: nn.Module
@@ -35,10 +42,23 @@ class Loaded:
 def load(name: str, *, shape: tuple[int, ...] | None = None) -> Loaded:
     """Build a model by name, without downloading anything.
 
-    `timm:vit_tiny_patch16_224` builds it untrained; `transformers:bert` from the type's default configuration, or from
-    a local folder with its weights; `small:vit`, `small:resnet`, `small:convnet` and `small:video` one of tacit's own
-    nets for ten classes; `package.module:function` calls the function, which returns a model, or a model and a batch
-    (or is a model itself). `shape` is that of one input row, where it cannot be told from the model.
+    Args:
+        name: `timm:vit_tiny_patch16_224` builds it untrained; `transformers:bert` from the type's default
+            configuration, or from a local folder with its weights; `small:vit`, `small:resnet`, `small:convnet` and
+            `small:video` one of tacit's own nets for ten classes; `package.module:function` calls the function, which
+            returns a model, or a model and a batch (or is a model itself).
+        shape: That of one input row, where it cannot be told from the model.
+
+    Returns:
+        The model with synthetic rows and a loss per row.
+
+    Raises:
+        ValueError: An unknown name.
+
+    Examples:
+        >>> from tacit import models
+        >>> models.load("small:vit").model(models.load("small:vit").batch[0]).shape[1]
+        10
     """
     kind, _, rest = name.partition(":")
     if not rest:
@@ -55,7 +75,14 @@ def load(name: str, *, shape: tuple[int, ...] | None = None) -> Loaded:
 
 
 def freeze_statistics(model: nn.Module) -> nn.Module:
-    """Put layers with running statistics into evaluation mode: they then act on each row alone."""
+    """Put layers with running statistics into evaluation mode: they then act on each row alone.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The model.
+    """
     for module in model.modules():
         if isinstance(module, _NormBase) and module.track_running_stats:
             module.eval()

@@ -26,6 +26,16 @@ def insert_lora(
     model (query and value of BERT, the joint projection of GPT-2), and for a model that it does not know every linear
     layer inside of the blocks. The outputs stay the same until something is trained. `seed` draws the first of the two
     factors; torch's own generators do not notice.
+
+    Args:
+        model: The model.
+        rank: Of the change.
+        alpha: Its scale is alpha / rank.
+        targets: Full names of linear layers.
+        seed: Draws the first factor.
+
+    Returns:
+        The names of the layers.
     """
     if rank < 1 or not alpha > 0:
         raise ValueError(f"The rank is at least 1 and alpha above 0; got {rank} and {alpha}.")
@@ -50,7 +60,14 @@ def insert_lora(
 
 
 def lora_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The layers of a model that have a low-rank change beside them, by name; with peft's own wrapper or without."""
+    """The layers of a model that have a low-rank change beside them, by name; with peft's own wrapper or without.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Pairs of name and layer.
+    """
     return [(name, module) for name, module in model.named_modules() if _is_lora(module)]
 
 
@@ -61,7 +78,14 @@ def lora_parts(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def merge_lora(model: nn.Module) -> nn.Module:
-    """Add the low-rank changes to the weights that they lie beside, in place: a plain model again."""
+    """Add the low-rank changes to the weights that they lie beside, in place: a plain model again.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The model.
+    """
     for name, layer in lora_of(model):
         whole: Any = layer
         whole.merge()

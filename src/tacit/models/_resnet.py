@@ -30,7 +30,17 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Images in [0, 1] to logits: normalised inside, a 3x3 stem, stages of blocks, the mean over places, a head."""
+    """Images in [0, 1] to logits: normalised inside, a 3x3 stem, stages of blocks, the mean over places, a head.
+
+    Args:
+        channels: Input channels.
+        classes: The number of classes.
+        widths: Of the stages.
+        depths: Blocks of each stage.
+        groups: Of GroupNorm.
+        mean: Per channel, for normalisation.
+        std: Per channel, for normalisation.
+    """
 
     mean: Tensor
     std: Tensor

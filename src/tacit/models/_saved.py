@@ -19,7 +19,13 @@ NETS: dict[str, type[nn.Module]] = {"convnet": ConvNet, "resnet": ResNet, "video
 
 
 def save_net(model: nn.Module, path: str | Path, **arguments: Any) -> None:
-    """Write a small net; `arguments` are those that it was made with."""
+    """Write a small net; `arguments` are those that it was made with.
+
+    Args:
+        model: The model.
+        path: The file.
+        **arguments: Those that the net was made with.
+    """
     kind = next((name for name, cls in NETS.items() if type(model) is cls), None)
     if kind is None:
         raise ValueError(f"A {type(model).__name__} is none of the small nets ({', '.join(NETS)}).")
@@ -28,7 +34,14 @@ def save_net(model: nn.Module, path: str | Path, **arguments: Any) -> None:
 
 
 def load_net(path: str | Path) -> nn.Module:
-    """The net that `save_net` wrote, in evaluation mode."""
+    """The net that `save_net` wrote, in evaluation mode.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The net.
+    """
     try:
         with safe_open(path, "pt") as file:
             words = file.metadata() or {}

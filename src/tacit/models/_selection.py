@@ -16,7 +16,14 @@ _NORMALISERS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, _N
 
 
 def normalisers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The normalisation layers, by name: torch's own and those of libraries that write their own class."""
+    """The normalisation layers, by name: torch's own and those of libraries that write their own class.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Pairs of name and layer.
+    """
     for name, module in model.named_modules():
         if isinstance(module, _NORMALISERS) or _looks_like_one(module):
             yield name, module
@@ -121,6 +128,22 @@ def select(model: nn.Module, scheme: str) -> list[str]:
     model has them, and the head. `lora`: low-rank changes beside linear layers of the blocks, inserted here unless the
     model has them (see `insert_lora`), and the head, unless it is tied to the embeddings. `last_block`,
     `first_last_block`: these blocks and the head, without any normaliser outside of them.
+
+    Args:
+        model: The model.
+        scheme: One of the above.
+
+    Returns:
+        The names of the trainable parameters.
+
+    Raises:
+        ValueError: An unknown scheme, or the model has no such parameters.
+
+    Examples:
+        >>> from tacit import models
+        >>> net = models.embedded()
+        >>> len(models.select(net, "linear")), models.trainable(net)  # weight and bias of the head
+        (2, 650)
     """
     if scheme not in SCHEMES:
         raise ValueError(f"Unknown scheme {scheme!r}: choose one of {', '.join(SCHEMES)}.")
@@ -133,5 +156,12 @@ def select(model: nn.Module, scheme: str) -> list[str]:
 
 
 def trainable(model: nn.Module) -> int:
-    """How many numbers would be trained."""
+    """How many numbers would be trained.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The number of trainable parameters.
+    """
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

@@ -22,6 +22,10 @@ class TextClassifier(nn.Module):
 
     The mean is what sentence encoders such as MiniLM were trained with; a pooler that the encoder brings is dropped,
     because nothing would reach it.
+
+    Args:
+        encoder: One of transformers.
+        classes: The number of classes.
     """
 
     def __init__(self, encoder: nn.Module, classes: int) -> None:
@@ -51,6 +55,14 @@ def text(
     name of the Hugging Face hub, if it is in the local cache. For classes the result is a `TextClassifier`, unless what
     is loaded was trained as a classifier: then it comes with the head that it has. So does a `TextClassifier` that
     tacit saved, with as many classes as it has. For `next-token` it is a causal language model.
+
+    Args:
+        name: A folder; `package:NAME`; or a name of the Hugging Face hub that is in the local cache.
+        task: "classes" or "next-token".
+        classes: The number of classes.
+
+    Returns:
+        The model and its tokenizer.
     """
     if task not in ("classes", "next-token"):
         raise ValueError(f"A task is 'classes' or 'next-token', not {task!r}.")
@@ -77,7 +89,14 @@ def text(
 
 
 def tokenizer_of(name: str | Path) -> Any:
-    """The tokenizer alone, found as `text` finds it."""
+    """The tokenizer alone, found as `text` finds it.
+
+    Args:
+        name: As in `text`.
+
+    Returns:
+        The tokenizer.
+    """
     where, transformers = _found(str(name)), library("transformers", "text")
     with _quiet(transformers), _said_plainly(str(name)):
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, local_files_only=True)

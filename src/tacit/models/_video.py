@@ -26,7 +26,21 @@ class Coarser(nn.Module):
 
 
 class VideoNet(nn.Module):
-    """Clips in [0, 1], laid out as N x T x C x H x W, to logits: normalised inside, cut into tubes, stages, a head."""
+    """Clips in [0, 1], laid out as N x T x C x H x W, to logits: normalised inside, cut into tubes, stages, a head.
+
+    Args:
+        classes: The number of classes.
+        channels: Input channels.
+        frames: Of a clip.
+        size: The side of the frames.
+        tube: Frames, height and width of a patch.
+        widths: Of the stages.
+        depths: Blocks of each stage.
+        head_width: Features of an attention head.
+        expansion: Of the MLP inside a block.
+        mean: Per channel, for normalisation.
+        std: Per channel, for normalisation.
+    """
 
     mean: Tensor
     std: Tensor

@@ -48,7 +48,21 @@ def small_normal(*shape: int) -> nn.Parameter:
 
 
 class ViT(nn.Module):
-    """Square images in [0, 1] to logits: normalised inside, cut into patches, blocks, one token or the mean, a head."""
+    """Square images in [0, 1] to logits: normalised inside, cut into patches, blocks, one token or the mean, a head.
+
+    Args:
+        channels: Input channels.
+        classes: The number of classes.
+        size: The side of the images.
+        patch: The side of a patch.
+        width: Features of a token.
+        depth: Blocks.
+        heads: Of the attention.
+        expansion: Of the MLP inside a block.
+        pooling: "mean" over tokens, or a class "token".
+        mean: Per channel, for normalisation.
+        std: Per channel, for normalisation.
+    """
 
     mean: Tensor
     std: Tensor

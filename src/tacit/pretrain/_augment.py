@@ -15,7 +15,15 @@ from torch.nn import functional
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """How far images are changed: each is a bound, drawn uniformly per image; zero switches it off."""
+    """Data augmentation: each field is a bound, drawn uniformly per image; zero switches it off.
+
+    Args:
+        flip: Horizontally, half of the images.
+        rotate: Degrees.
+        scale: Share of the size.
+        shift: Share of the side.
+        erase: The largest erased box, as a share of the side.
+    """
 
     flip: bool = True
     rotate: float = 10.0  # degrees

@@ -38,18 +38,43 @@ def fit(
 ) -> nn.Module:
     """Train `model` in place on data that the caller declares public, and return it in evaluation mode.
 
-    - `data`: (inputs, labels), or a data set of (input, label) items; labels are classes.
-    - `method`: "standard"; "sam" and "amp", which perturb the weights on the batch of the step; "dpadapter", which
-      perturbs them on a batch of its own of `perturb_batch` rows. See `Perturbation` for these and for radius,
-      perturb_lr, adaptive, reuse, microbatch and warmup; radius 0 is standard training.
-    - the other arguments are those of `Training`: epochs or steps, batch, rule, lr, momentum, weight_decay, decay,
-      clip, augment, seed.
-    - `checkpoint`: a file, written every `every` steps and at the end. Run the same call again after a kill, and it
-      goes on to the very weights that it would have had.
-    - `progress=True` shows a bar; a function gets the same facts.
-
     Running statistics (BatchNorm) follow only what is computed at unperturbed weights: in perturbed steps, the batch
-    that perturbs. Nothing here is private: without `public=True` the call is refused.
+    that perturbs. Nothing here is private.
+
+    Args:
+        model: The model.
+        data: (inputs, labels), or a data set of (input, label) items; labels are classes.
+        public: Must be True: the caller declares the data public.
+        method: "standard"; "sam" and "amp", which perturb the weights on the batch of the step; "dpadapter", which
+            perturbs them on a batch of its own.
+        radius: See `Perturbation`; 0 is standard training.
+        perturb_batch: See `Perturbation`.
+        perturb_lr: See `Perturbation`.
+        adaptive: See `Perturbation`.
+        reuse: See `Perturbation`.
+        microbatch: See `Perturbation`.
+        warmup: See `Perturbation`.
+        checkpoint: A file, written every `every` steps and at the end. Repeat the same call after a crash to resume; it
+            ends at the very weights that it would have had.
+        every: Steps between checkpoints.
+        progress: True shows a bar; a function gets the same facts.
+        **training: Arguments of `Training`: epochs or steps, batch, rule, lr, momentum, weight_decay, decay, clip,
+            augment, seed.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: The data are not declared public, or an invalid option.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from tacit import pretrain
+        >>> data = torch.randn(40, 4), torch.arange(40) % 2
+        >>> model = pretrain.fit(nn.Linear(4, 2), data, public=True, method="sam", radius=0.1, steps=5, batch=10)
+        >>> model.training
+        False
     """
     if not public:
         raise ValueError("Pretraining protects nobody: say public=True if this data is public, or use finetune.")

@@ -14,12 +14,18 @@ METHODS: tuple[Method, ...] = ("standard", "sam", "amp", "dpadapter")
 
 @dataclass(frozen=True, kw_only=True)
 class Perturbation:
-    """Where the gradient of a step is taken: at the weights, or a step of bounded length uphill from them.
+    """Where the gradient of a step is taken: at the weights, or at a perturbation of bounded length uphill from them.
 
-    `sam` goes `radius` uphill on the step's own batch; `amp` goes `perturb_lr` times its gradient, and at most
-    `radius`; `dpadapter` does the same on another batch of `perturb_batch` rows. `adaptive` measures the length of each
-    weight's part relative to that weight. `reuse`: go the same way for so many steps. `microbatch`: rows of the
-    perturbing batch in memory at a time. `warmup`: the share of the steps, at the beginning, that are standard ones.
+    Args:
+        method: "standard"; "sam" goes `radius` uphill on the step's own batch; "amp" goes `perturb_lr` times its
+            gradient, and at most `radius`; "dpadapter" does the same on another batch.
+        radius: The largest length of the perturbation.
+        perturb_batch: Rows of the batch that "dpadapter" perturbs on.
+        perturb_lr: The step size of the perturbation.
+        adaptive: Measure the length of each weight's part relative to that weight.
+        reuse: Steps that share a perturbation.
+        microbatch: Rows of the perturbing batch in memory at a time.
+        warmup: The share of the steps, at the beginning, that are standard ones.
     """
 
     method: Method = "standard"
@@ -63,12 +69,22 @@ class Perturbation:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Steps, learning rate and update rule. The defaults are those of the DPAdapter paper (section 5.1), but for its
-    1,000 epochs.
+    """Steps, learning rate and update rule, by default those of the DPAdapter paper (section 5.1), but for its 1,000
+    epochs.
 
-    `steps` counts instead of `epochs`. `decay`: "steps" divides the learning rate by ten after a half and after three
-    quarters; "onecycle" raises and lowers it (and moves momentum between 0.95 and 0.85, whatever `momentum` is). Weight
-    decay spares scales and biases. `clip` bounds the norm of a batch's gradient, and protects nobody.
+    Args:
+        epochs: Passes over the data.
+        steps: The number of steps, instead of `epochs`.
+        batch: The batch size.
+        rule: "sgd" or "adamw".
+        lr: The learning rate.
+        momentum: Of "sgd".
+        weight_decay: Spares scales and biases.
+        decay: "steps" divides the learning rate by ten after a half and after three quarters; "onecycle" raises and
+            lowers it (and moves momentum between 0.95 and 0.85, whatever `momentum` is).
+        clip: Bounds the norm of a batch's gradient; it gives no privacy.
+        augment: Data augmentation.
+        seed: Of order and augmentation.
     """
 
     epochs: int = 10
@@ -128,7 +144,16 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """AdamW on one cycle of the learning rate, with augmentation: how the package's own small nets are trained."""
+    """AdamW on one cycle of the learning rate, with augmentation: how the package's own small nets are trained.
+
+    Args:
+        epochs: Passes over the data.
+        batch: The batch size.
+        lr: The largest learning rate.
+        weight_decay: Decoupled weight decay.
+        augment: Data augmentation.
+        seed: Of initial order and augmentation.
+    """
 
     epochs: int = 8
     batch: int = 128

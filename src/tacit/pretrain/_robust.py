@@ -29,6 +29,15 @@ class Robust:
 
     Guarantee: the perturbation is no longer than `radius` (of an adaptive one, each weight's part measured against that
     weight), and `revert` restores the weights bit for bit.
+
+    Args:
+        optimizer: The torch optimizer inside.
+        method: "standard", "sam", "amp" or "dpadapter".
+        radius: The largest length of the perturbation.
+        perturb_lr: The step size of the perturbation.
+        adaptive: Measure lengths relative to each weight.
+        reuse: Steps that share a perturbation.
+        model: Its running statistics do not follow what happens under perturbed weights.
     """
 
     def __init__(

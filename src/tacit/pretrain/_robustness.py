@@ -25,7 +25,13 @@ _ROWS = 500  # tried at a time
 @dataclass(frozen=True, kw_only=True)
 class Noisy:
     """Accuracies (0 to 1) under draws of N(0, std^2) on every parameter; `relative`: std times the parameter tensor's
-    root mean square."""
+    root mean square.
+
+    Args:
+        std: The noise's standard deviation.
+        relative: Whether it is relative to each parameter tensor's root mean square.
+        accuracies: One per draw.
+    """
 
     std: float
     relative: bool = False
@@ -46,6 +52,10 @@ class Rho:
     """The largest change of the outputs per unit of change of the weights that was found: a lower bound of rho.
 
     `random`: along random directions; `ascent`: after climbing from them.
+
+    Args:
+        random: Along random directions.
+        ascent: After gradient ascent from them.
     """
 
     random: float
@@ -54,7 +64,13 @@ class Rho:
 
 @dataclass(frozen=True, kw_only=True)
 class Robustness:
-    """What is left of a model's accuracy under noise, and how far its outputs move."""
+    """What is left of a model's accuracy under noise, and how far its outputs move.
+
+    Args:
+        clean: Accuracy without noise.
+        noisy: Accuracies under noise.
+        rho: How far outputs move.
+    """
 
     clean: float
     noisy: tuple[Noisy, ...]
@@ -74,6 +90,17 @@ def robust_accuracy(
     """The share of rows that are right under N(0, std^2) on all parameters: mean over draws (Wang et al., 2024, 2.3).
 
     The paper writes N(0, 0.1): give std=0.1 or std=0.1**0.5 for the two ways to read it.
+
+    Args:
+        model: The model.
+        data: (inputs, labels), or a data set of (input, label) items.
+        std: The noise's standard deviation.
+        relative: Whether it is relative to each parameter tensor's root mean square.
+        draws: Draws of noise.
+        seed: Of the draws.
+
+    Returns:
+        The mean accuracy, between 0 and 1.
     """
     return under_noise(model, data, std, relative=relative, draws=draws, seed=seed).mean
 
@@ -91,6 +118,18 @@ def robustness(
     """Accuracy without noise, under each noise (absolute, and relative to each parameter tensor), and rho.
 
     `rows`: on how many rows rho is looked for.
+
+    Args:
+        model: The model.
+        data: (inputs, labels), or a data set of (input, label) items.
+        stds: Absolute standard deviations.
+        relative: Relative standard deviations.
+        draws: Draws of noise.
+        rows: Rows on which rho is looked for.
+        seed: Of the draws.
+
+    Returns:
+        All of them.
     """
     table = checked(as_table(data), model)
     noises = [(std, False) for std in stds] + [(std, True) for std in relative]
@@ -104,7 +143,19 @@ def robustness(
 def under_noise(
     model: nn.Module, data: Any, std: float, *, relative: bool = False, draws: int = 10, seed: int = 0
 ) -> Noisy:
-    """The accuracy under each of some draws of noise; the same draws for the same seed."""
+    """The accuracy under each of some draws of noise; the same draws for the same seed.
+
+    Args:
+        model: The model.
+        data: (inputs, labels), or a data set of (input, label) items.
+        std: The noise's standard deviation.
+        relative: Whether it is relative to each parameter tensor's root mean square.
+        draws: Draws of noise.
+        seed: Of the draws.
+
+    Returns:
+        The accuracies.
+    """
     if not 0 <= std < math.inf:
         raise ValueError(f"std is a standard deviation, at least 0; got {std:g}.")
     if draws < 1:
@@ -122,7 +173,15 @@ def under_noise(
 
 
 def accuracy(model: nn.Module, data: Any) -> float:
-    """The share of rows that are right."""
+    """The share of rows that are right.
+
+    Args:
+        model: The model.
+        data: (inputs, labels), or a data set of (input, label) items.
+
+    Returns:
+        Between 0 and 1.
+    """
     table = as_table(data)
     right = 0
     for index in torch.split(torch.arange(len(table)), _ROWS):
@@ -144,6 +203,18 @@ def rho(
 
     From each of `directions` random d of this length, and for each of `rows` rows drawn from the data, the direction is
     turned `climbs` times to where the change grows fastest (power iteration on the Jacobian of the row's outputs).
+
+    Args:
+        model: The model.
+        data: (inputs, labels), or a data set of (input, label) items.
+        rows: Rows drawn from the data.
+        directions: Random directions to start from.
+        climbs: Power iterations of each.
+        length: Of the change of the weights.
+        seed: Of rows and directions.
+
+    Returns:
+        The estimate.
     """
     table = checked(as_table(data), model)
     generator = Generator().manual_seed(seed)

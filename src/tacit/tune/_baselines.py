@@ -44,15 +44,40 @@ def random_search(
     progress: Progress | bool = False,
     context: PrivacyContext | None = None,
 ) -> Tuned:
-    """One run with the whole budget at a point drawn by chance; or the best of several that share it.
+    """One run with the whole budget at a random point; or the best of several that share it.
 
     With `trials=1` nothing is scored and nothing else is spent. With more, every trial gets an equal part of mu^2 and a
-    noisy score (see `plan` for `precision` and `scores`); all models are released, so the best one is the result and
-    there is no final run. Other arguments: see `linear_scaling`. A runner in other processes hands the model back
-    pickled.
+    noisy score; all models are released, so the best one is the result and there is no final run. A runner in other
+    processes hands the model back pickled.
 
     Formal guarantee: mu^2 = trials * (mu_run^2 + mu_score^2), at most that of the budget and charged run by run; points
     are drawn without looking at anything. One trial costs mu_run alone. Batches drawn by chance: see `grid_search`.
+
+    Args:
+        trainable: `trainable(hyperparameters, mu, receipt)` trains a model on a receipt; `Finetuning` makes one of
+            `finetune.fit`.
+        space: The box of hyperparameters, fixed before anything is searched.
+        budget: What the whole search may spend.
+        ledger: Where everything is charged.
+        subject: The data set's name in the ledger.
+        trials: The number of runs.
+        score: `score(model)`: one number in [0, 1] per private unit; a `Finetuning` has its own.
+        size: The public number of units; a `Finetuning` has its own.
+        precision: The standard deviation of a score's noise that is enough, as a share.
+        scores: The largest share of mu^2 that scores may take.
+        unit: The kind of unit; by default that of the trainable or score.
+        neighbours: The neighbouring relation.
+        runner: How trials run: `SerialRunner` (the default), `Processes(2)`, `RayRunner`.
+        curator: Receives private facts and errors; no one else does.
+        draw_seed: Fixes which points are tried: public.
+        seed: Reproducible noise: "seeded: not private".
+        progress: True shows a bar; a function gets the same facts.
+
+    Returns:
+        The best model, all trials and what the search cost.
+
+    Raises:
+        BudgetExceeded: The subject cannot afford it; nothing was charged.
     """
     del context  # its arguments are here; see takes_context
     check_count(trials, "trials")
@@ -120,14 +145,40 @@ def grid_search(
     """A run at every point of `space.grid(points)`; the best by its noisy score is the result.
 
     Within a `budget` the k points share it: each run gets about mu/sqrt(k). With `each`, every run gets that much, as
-    people do it who report the winner's epsilon; then the subject has to afford all of them (`budget`, if the subject
-    is new; by default exactly what they cost), or nothing is charged. `guarantee` is what the search cost, and
-    `final_run_guarantee` is the winner's own. Other arguments: see `random_search`.
+    people do it who report the winner's epsilon; then the subject has to afford all of them, or nothing is charged.
+    `guarantee` is what the search cost, and `final_run_guarantee` is the winner's own.
 
     Formal guarantee: mu^2 = k * (mu_run^2 + mu_score^2), charged run by run. Where batches are drawn by chance, each
     run is (epsilon, delta)-private where a Gaussian release of mu_run is; all k and their scores are declared before
     the first in the ledger's plan mode and composed by PLD, with mu_run lowered until they fit (or, with `each`,
     refused if they do not).
+
+    Args:
+        trainable: `trainable(hyperparameters, mu, receipt)` trains a model on a receipt; `Finetuning` makes one of
+            `finetune.fit`.
+        space: The box of hyperparameters, fixed before anything is searched.
+        budget: What the search may spend; with `each`, the budget of a new subject (by default exactly what the runs
+            cost).
+        ledger: Where everything is charged.
+        subject: The data set's name in the ledger.
+        points: Values of each hyperparameter.
+        each: What every single run gets.
+        score: `score(model)`: one number in [0, 1] per private unit; a `Finetuning` has its own.
+        size: The public number of units; a `Finetuning` has its own.
+        precision: The standard deviation of a score's noise that is enough, as a share.
+        scores: The largest share of mu^2 that scores may take.
+        unit: The kind of unit; by default that of the trainable or score.
+        neighbours: The neighbouring relation.
+        runner: How trials run: `SerialRunner` (the default), `Processes(2)`, `RayRunner`.
+        curator: Receives private facts and errors; no one else does.
+        seed: Reproducible noise: "seeded: not private".
+        progress: True shows a bar; a function gets the same facts.
+
+    Returns:
+        The best model, all trials and what the search cost.
+
+    Raises:
+        BudgetExceeded: The subject cannot afford it; nothing was charged.
     """
     del context  # its arguments are here; see takes_context
     own = each or budget

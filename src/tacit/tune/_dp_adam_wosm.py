@@ -21,7 +21,14 @@ BETA = 0.9
 
 
 def dpgd_wosm(hyperparameters: Hyperparameters) -> Optimizer:
-    """Gradient descent over everybody along Adam's first moment: momentum, with the start's bias taken out."""
+    """Full-batch gradient descent along Adam's first moment: momentum, with the start's bias taken out.
+
+    Args:
+        hyperparameters: lr, steps and, where it is searched, clip.
+
+    Returns:
+        The optimizer.
+    """
     clip = 1.0 if hyperparameters.clip is None else hyperparameters.clip
     return DPGD(
         lr=hyperparameters.lr,
@@ -52,16 +59,36 @@ def adam_without_second_moment(
     seed: int | None = None,
     context: PrivacyContext | None = None,
 ) -> Tuned:
-    """One run at the whole budget whose learning rate follows from its noise; the number of steps is yours to say.
+    """One run at the whole budget whose learning rate follows from its noise; the number of steps is given.
 
     A step is lr * m / (noise + stabiliser), where m is Adam's first moment of the released mean gradients and `noise`
-    the standard deviation of the noise in one of them: sigma * clip / size (or / batch, where batches are drawn by
-    chance). So the trainable is called with the learning rate lr / (noise + stabiliser) and has to step along m: for a
+    the standard deviation of the noise in one of them: sigma * clip / size (or / batch, for Poisson subsampling). So
+    the trainable is called with the learning rate lr / (noise + stabiliser) and has to step along m: for a
     `Finetuning`, give it `optimizer=dpgd_wosm`.
 
     Formal guarantee: one run of the budget's mu (with batches drawn by chance: of its (epsilon, delta), by PLD). The
     learning rate is made of the noise multiplier, the clip and the declared size, which are public: choosing it looks
     at nobody.
+
+    Args:
+        trainable: `trainable(hyperparameters, mu, receipt)` trains a model on a receipt; `Finetuning` makes one of
+            `finetune.fit`.
+        budget: What the whole search may spend.
+        steps: The number of steps.
+        ledger: Where everything is charged.
+        subject: The data set's name in the ledger.
+        lr: Adam's learning rate.
+        clip: The clip, if the trainable takes it from hyperparameters.
+        batch: The expected batch size, for Poisson subsampling.
+        size: The public number of units; a `Finetuning` has its own.
+        stabiliser: Keeps the divisor away from zero.
+        unit: The kind of unit; by default that of the trainable or score.
+        neighbours: The neighbouring relation.
+        curator: Receives private facts and errors; no one else does.
+        seed: Reproducible noise: "seeded: not private".
+
+    Returns:
+        The model and what it cost.
     """
     del context  # its arguments are here; see takes_context
     check_budget(budget)

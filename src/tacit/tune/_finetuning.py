@@ -42,7 +42,14 @@ _OPTIONS = {"rows_each", "augment", "init", "microbatch", "seed"}  # of `fit`, t
 
 
 def dpgd(hyperparameters: Hyperparameters) -> Optimizer:
-    """Private gradient descent: everybody in every step, momentum, unit clip, a free last step."""
+    """Full-batch private gradient descent: momentum, unit clip, a free last step.
+
+    Args:
+        hyperparameters: lr, steps and, where it is searched, clip.
+
+    Returns:
+        The optimizer.
+    """
     clip = 1.0 if hyperparameters.clip is None else hyperparameters.clip
     return DPGD(lr=hyperparameters.lr, steps=hyperparameters.steps, clip=clip)
 
@@ -50,18 +57,34 @@ def dpgd(hyperparameters: Hyperparameters) -> Optimizer:
 class Finetuning:
     """A trainable for every search of `tune`: trains a copy of `model` with `finetune.fit`.
 
-    `optimizer` makes the optimiser from hyperparameters (a function of a module if trials run in other processes);
-    other arguments (also rows_each, augment, init, microbatch and seed) are those of `fit`. `unit` is that of the data,
-    and every search promises to that. With scheme "linear" the backbone runs over the data once, here, however many
-    trials there are. What does not fit together is refused here, before any charge.
-
-    `measure`: what a trial is scored by. "loss": 1 less the loss, which is cut at twice that of a blind guess; unlike
-    "accuracy" it sees the scale of a head, and tells a start that has hardly moved from one that has learnt.
+    With scheme "linear" the backbone runs over the data once, here, however many trials there are. Invalid combinations
+    are refused here, before any charge.
 
     Formal guarantee: a run on a receipt of `event`. Of steps over everybody that is worth exactly mu; of batches drawn
     by chance it is (epsilon, delta)-private where a Gaussian release of mu is, by PLD, and the search composes all
     runs by PLD as well. A unit's score is the mean over its rows of a number between 0 and 1, each computed from
     its row alone (checked on made-up rows).
+
+    Args:
+        model: The model.
+        data: As in `finetune.fit`.
+        size: The public number of units.
+        classes: The number of classes.
+        task: Loss, measures and outputs other than classes.
+        delta: Where a Poisson-subsampled run is matched to a Gaussian release of mu.
+        optimizer: Makes the optimizer from hyperparameters (a function of a module if trials run in other processes).
+        scheme: As in `finetune.fit`.
+        unit: The kind of unit; must agree with the data.
+        unit_ids: One integer or string per row.
+        head: As in `finetune.fit`.
+        bias: As in `finetune.fit`.
+        measure: What a trial is scored by. "loss": 1 less the loss, which is clipped at twice that of a blind guess;
+            unlike "accuracy" it sees the scale of a head, and tells a start that has hardly moved from one that has
+            learnt.
+        **options: Further arguments of `fit`: rows_each, augment, init, microbatch, seed.
+
+    Raises:
+        ValueError: An invalid combination.
     """
 
     def __init__(

@@ -25,6 +25,15 @@ class Line:
 
     Made of released scores and public numbers alone, so it may be kept, shared and read as often as one likes: what a
     later run costs is that run.
+
+    Args:
+        space: The box of hyperparameters, fixed before anything is searched.
+        delta: At which epsilon is meant.
+        points: (epsilon, r) of each sweep's winner.
+        coefficients: The highest power first.
+        axis: Whether r is a polynomial of epsilon or of mu.
+        way: How r becomes hyperparameters (`Space.decompose`).
+        decision: What was decided, in words.
     """
 
     space: Space
@@ -96,6 +105,18 @@ def fit_line(
     - fewer winners than the degree needs: a lower degree; of one winner r is in proportion to epsilon;
     - a line that falls (which more budget gives no reason for, so it is the trials' noise): r is in proportion to
       epsilon, through `best`, the trial with the highest score of all (by default the last sweep's winner).
+
+    Args:
+        points: (epsilon, r) of each sweep's winner.
+        space: The box of hyperparameters, fixed before anything is searched.
+        delta: At which epsilon is meant.
+        degree: Of the polynomial.
+        axis: "epsilon" or "mu".
+        way: How r becomes hyperparameters (`Space.decompose`).
+        best: (epsilon, r) of the trial with the highest score.
+
+    Returns:
+        The line.
     """
     if degree < 1:
         raise ValueError(f"The degree is at least 1; got {degree}.")

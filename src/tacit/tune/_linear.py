@@ -40,7 +40,18 @@ WINDOW = 0.4  # of the box, on a logarithmic scale: where a sweep that follows a
 
 @dataclass(frozen=True, kw_only=True)
 class Scaled(Tuned):
-    """A search by linear scaling: the plan it kept to and the line it found."""
+    """A search by linear scaling: the plan it kept to and the line it found.
+
+    Args:
+        model: What the trainable returned in the final run.
+        hyperparameters: Those of the model.
+        trials: All trials.
+        guarantee: Of the whole search, from the ledger.
+        decisions: What was decided on the way, in sentences.
+        final_run_guarantee: The final run's own.
+        plan: How the budget was split.
+        line: r against epsilon.
+    """
 
     plan: Plan
     line: Line
@@ -71,26 +82,46 @@ def linear_scaling(
     progress: Progress | bool = False,
     context: PrivacyContext | None = None,
 ) -> Scaled:
-    """Search and train within `budget`, everything included.
-
-    - `trainable(hyperparameters, mu, receipt)` trains a model on a receipt; `Finetuning` makes one of `finetune.fit`.
-    - `score(model)`: one number in [0, 1] per unit, of the private units themselves; `size`: their public number. A
-      `Finetuning` has both.
-    - `plan`: how the budget is split (`tune.plan`); by default `trials` runs at 0.1 and at 0.2 of epsilon.
-    - `draw`: where the r of a sweep's trials lie in the box. "stratified": one in each of as many equal parts, on a
-      logarithmic scale. "following": the first sweep is, and later ones look in the same way at 0.4 of the box, around
-      the r that the best trial so far has in proportion to epsilon. "uniform": log-uniform. "independent": lr and
-      steps each log-uniform.
-    - `degree`: of the polynomial, for at least degree + 1 sweeps; `axis`: r against epsilon (the paper's text and code)
-      or mu (its algorithm 2); `way`: how r becomes learning rate and steps (`Space.decompose`).
-    - `runner`: `Processes(2)` runs the trials of a sweep side by side, all of them charging `ledger`.
-    - `draw_seed` fixes which hyperparameters are tried: that is public. `seed` fixes the noise: "seeded: not private".
+    """Linear scaling: search and train within `budget`, everything included (Panda et al., 2024).
 
     Formal guarantee: that of the plan, held to by the ledger's filter on sums of mu^2, which allows for later charges
     that depend on earlier releases. What is released: every trial's model, its noisy score, and the final model; the
     line and all decisions are made of these. Trainables that draw their batches by chance (`sampled`) have no single
     mu: there the steps of every run are fixed before the first, r decides the learning rate alone, and all runs and
     scores are composed by PLD in the ledger's plan mode.
+
+    Args:
+        trainable: `trainable(hyperparameters, mu, receipt)` trains a model on a receipt; `Finetuning` makes one of
+            `finetune.fit`.
+        space: The box of hyperparameters, fixed before anything is searched.
+        budget: What the whole search may spend.
+        ledger: Where everything is charged.
+        subject: The data set's name in the ledger.
+        score: `score(model)`: one number in [0, 1] per private unit; a `Finetuning` has its own.
+        size: The public number of units; a `Finetuning` has its own.
+        plan: How the budget is split (`tune.plan`); by default `trials` runs at 0.1 and at 0.2 of epsilon.
+        trials: Trials in each sweep.
+        degree: Of the polynomial, for at least degree + 1 sweeps.
+        axis: r against "epsilon" (the paper's text and code) or "mu" (its algorithm 2).
+        way: How r becomes learning rate and steps (`Space.decompose`).
+        draw: Where the r of a sweep's trials lie in the box. "stratified": one in each of as many equal parts, on a
+            logarithmic scale. "following": the first sweep is, and later ones look in the same way at 0.4 of the box,
+            around the r that the best trial so far has in proportion to epsilon. "uniform": log-uniform. "independent":
+            lr and steps each log-uniform.
+        unit: The kind of unit; by default that of the trainable or score.
+        neighbours: The neighbouring relation.
+        runner: How trials run: `SerialRunner` (the default), `Processes(2)`, `RayRunner`.
+        curator: Receives private facts and errors; no one else does.
+        draw_seed: Fixes which hyperparameters are tried: public.
+        seed: Reproducible noise: "seeded: not private".
+        progress: True shows a bar; a function gets the same facts.
+
+    Returns:
+        The final model, the line, all trials and what the search cost.
+
+    Raises:
+        BudgetTooSmall: The budget pays for no search that could find anything; nothing was spent.
+        BudgetExceeded: The subject cannot afford it; nothing was charged.
     """
     del context  # its arguments are here; see takes_context
     unit = unit_of(trainable, unit)
@@ -181,6 +212,21 @@ def train(
 
     Formal guarantee: one run of the budget's mu, charged to the subject; hyperparameters from a saved line are made of
     what its search released and paid for.
+
+    Args:
+        trainable: `trainable(hyperparameters, mu, receipt)` trains a model on a receipt; `Finetuning` makes one of
+            `finetune.fit`.
+        hyperparameters: Known ones, such as `line.at(epsilon)`.
+        budget: What the run may spend.
+        ledger: Where everything is charged.
+        subject: The data set's name in the ledger.
+        unit: The kind of unit; by default that of the trainable or score.
+        neighbours: The neighbouring relation.
+        curator: Receives private facts and errors; no one else does.
+        seed: Reproducible noise: "seeded: not private".
+
+    Returns:
+        The model and what it cost.
     """
     del context  # its arguments are here; see takes_context
     unit = unit_of(trainable, unit)

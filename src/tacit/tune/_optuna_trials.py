@@ -55,17 +55,41 @@ def optuna_search(
     progress: Progress | bool = False,
     context: PrivacyContext | None = None,
 ) -> Tuned:
-    """`trials` charged trials at the points that the study's sampler asks for; the best model is the result.
+    """`trials` charged trials at the points that an Optuna study's sampler asks for; the best model is the result.
 
-    The study maximises. It is told each trial's noisy score, or that the trial failed (which stays charged); a trial's
-    receipt and mu are its user attributes. The budget is shared by `of` trials (by default `trials`): several
-    processes with one study in a database and one ledger each make some of them. If the subject has nothing left, the
-    search stops, says so, and returns the best so far. Other arguments: see `random_search`.
+    The study maximises. It receives each trial's noisy score, or that the trial failed (which stays charged); a trial's
+    receipt and mu are its user attributes. If the subject has nothing left, the search stops, says so, and returns the
+    best so far.
 
     Formal guarantee: mu^2 = of * (mu_run^2 + mu_score^2), at most that of the budget and charged run by run. The
     sampler sees scores that were released, so its choices depend on nothing else; that later charges depend on earlier
     releases is what the ledger's filter on sums of mu^2 allows for. Batches drawn by chance need a list of runs that is
     fixed in advance, which a sampler does not give: they are refused.
+
+    Args:
+        study: The study.
+        trainable: `trainable(hyperparameters, mu, receipt)` trains a model on a receipt; `Finetuning` makes one of
+            `finetune.fit`.
+        space: The box of hyperparameters, fixed before anything is searched.
+        budget: What the whole search may spend.
+        trials: Trials of this process.
+        ledger: Where everything is charged.
+        subject: The data set's name in the ledger.
+        of: Trials that share the budget (by default `trials`): several processes with one study in a database and one
+            ledger each make some of them.
+        score: `score(model)`: one number in [0, 1] per private unit; a `Finetuning` has its own.
+        size: The public number of units; a `Finetuning` has its own.
+        precision: The standard deviation of a score's noise that is enough, as a share.
+        scores: The largest share of mu^2 that scores may take.
+        unit: The kind of unit; by default that of the trainable or score.
+        neighbours: The neighbouring relation.
+        runner: How trials run: `SerialRunner` (the default), `Processes(2)`, `RayRunner`.
+        curator: Receives private facts and errors; no one else does.
+        seed: Reproducible noise: "seeded: not private".
+        progress: True shows a bar; a function gets the same facts.
+
+    Returns:
+        The best model, all trials and what the search cost.
     """
     del context  # its arguments are here; see takes_context
     check_count(trials, "trials")

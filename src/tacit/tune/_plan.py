@@ -24,6 +24,17 @@ class Plan:
     Formal guarantee: all parts are Gaussian releases, and later ones may depend on what earlier ones released, so the
     whole is mu-GDP with mu^2 = trials * (mu1^2 + mu2^2 + ...) + scores * mu_score^2 + mu_final^2 (Dong et al., 2022,
     corollary 3.3; a filter on sums of mu^2 holds the ledger to it). It never exceeds the total.
+
+    Args:
+        budget: The total.
+        trials: Trials in each sweep.
+        sweeps: mu of one trial, sweep by sweep.
+        mu_score: mu of one score.
+        mu_final: mu of the final run.
+        size: The public number of units.
+        neighbours: The neighbouring relation.
+        unit: The privacy unit.
+        composed: The guarantee by PLD, where runs are Poisson-subsampled and sums of mu^2 do not apply.
     """
 
     budget: Budget
@@ -108,15 +119,34 @@ def plan(
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
     unit: Unit | str = Unit.SAMPLE,
 ) -> Plan:
-    """Split a total: `trials` runs in each sweep, a score of each, and the final run, which gets what is left.
+    """Split a total budget: `trials` runs in each sweep, a score of each, and the final run, which gets what is left.
 
-    - `sweeps`: the epsilon of one trial in each sweep, as a share of the total's (the paper's 0.1 and 0.2), rising.
-    - `final`: the final run's share, if it is not to get all that is left; refused if the parts do not fit.
-    - `size`: the public number of units. With it a score gets just the noise at which its standard deviation is
-      `precision` (one point of accuracy); without it all scores together get the share `scores` of the total's mu^2,
-      which is also the most that they get with it.
+    Args:
+        budget: The total.
+        trials: Trials in each sweep.
+        sweeps: The epsilon of one trial in each sweep, as a share of the total's (the paper's 0.1 and 0.2), rising.
+        final: The final run's share, if it is not to get all that is left.
+        size: The public number of units. With it a score gets just the noise at which its standard deviation is
+            `precision`; without it all scores together get the share `scores` of the total's mu^2, which is also the
+            most that they get with it.
+        precision: The standard deviation of a score's noise that is enough (0.01: one point of accuracy).
+        scores: The largest share of mu^2 that scores may take.
+        neighbours: The neighbouring relation.
+        unit: The privacy unit.
 
-    Raises `BudgetTooSmall` before anything is spent if a score would be off by more than ten points.
+    Returns:
+        The plan; nothing is charged.
+
+    Raises:
+        BudgetTooSmall: A score would be off by more than ten points.
+        ValueError: The parts do not fit.
+
+    Examples:
+        >>> from tacit.privacy import Budget
+        >>> from tacit.tune import plan
+        >>> split = plan(Budget(epsilon=1.0, delta=1e-5), trials=3, size=10_000)
+        >>> split.mu1 < split.mu2 < split.mu_final, split.guarantee.epsilon <= 1.0
+        (True, True)
     """
     check_count(trials, "trials")
     relation = Neighbours(neighbours)

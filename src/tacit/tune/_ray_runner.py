@@ -27,6 +27,11 @@ class RayRunner:
     tried again, for it was charged: it has no score, and the others go on. What tasks print stays on their machines,
     unless the program has joined a cluster that sends it here. A task carries the rows of its trainable, which Ray may
     spill to disk: the cluster is the curator's, all of it.
+
+    Args:
+        address: The cluster's ("auto": the one that this machine belongs to); None starts a small one here.
+        workers: Trials at a time.
+        threads: Threads of each.
     """
 
     address: str | None = None

@@ -32,7 +32,15 @@ from tacit.tune._trials import Score, Trainable, Trial, event_of, released, trai
 
 @dataclass(frozen=True, kw_only=True)
 class Repeats:
-    """What a search by repeat and select charges, and what one trial of it may spend."""
+    """What a search by repeat and select charges, and what one trial of it may spend.
+
+    Args:
+        event: The whole search, for a subject in the plan mode.
+        training: What one trial pays for its training.
+        score: What one trial pays for its score.
+        mu: Of one trial.
+        final_run_guarantee: The winner's own, which is not what the search promises.
+    """
 
     event: DpEvent  # the whole search, for a subject in the plan mode
     training: DpEvent  # what one trial pays for its training; T steps at this joint noise, whatever T is
@@ -58,6 +66,22 @@ def plan_repeats(
 
     A trial (training and score together) gets the largest mu at which the winner of the whole search is within the
     budget by RDP; the score takes what `precision` asks for, and at most the share `scores` of it.
+
+    Args:
+        trainable: `trainable(hyperparameters, mu, receipt)` trains a model on a receipt; `Finetuning` makes one of
+            `finetune.fit`.
+        space: The box of hyperparameters, fixed before anything is searched.
+        budget: What the whole search may spend.
+        mean: The mean number of trials.
+        shape: Of the number of trials.
+        size: The public number of units; a `Finetuning` has its own.
+        precision: The standard deviation of a score's noise that is enough, as a share.
+        scores: The largest share of mu^2 that scores may take.
+        unit: The kind of unit; by default that of the trainable or score.
+        neighbours: The neighbouring relation.
+
+    Returns:
+        What the search charges, and what one trial may spend.
     """
     check_budget(budget)
     unit = unit_of(trainable, unit)
@@ -102,18 +126,17 @@ def repeat_and_select(
     seed: int | None = None,
     context: PrivacyContext | None = None,
 ) -> Tuned:
-    """Train a secret number of models at points drawn by chance, `mean` on average, and hand out the best one.
+    """Train a secret number of models at random points, `mean` on average, and release the best one (Papernot &
+    Steinke, 2022).
 
-    - `shape`: of the number of trials: 1 geometric, 0 logarithmic, in between and above truncated negative binomial,
-      inf Poisson (which may be none at all: then there is no model).
     - The subject, if it is new, is declared in the plan mode with exactly this search (`plan_repeats(...).event`); one
-      that is there pays in the plan or the renyi mode.
-    - Trials run here, one after the other, on parts of one receipt. What they print, warn or log is thrown away, a
-      trial that fails loses, and there is no progress: all of these would tell how many trials there were. `curator`
-      is told of every trial.
-    - How long the call takes tells something about the number, too: let nobody but the curator time it. The times in
-      the ledger are the curator's as well: that of the next charge tells when this search was over.
-    - Batches drawn by chance: fix the steps and the batch (equal ends), for no trial may cost more than another.
+      that exists pays in the plan or the renyi mode.
+    - Trials run here, one after the other, on parts of one receipt. What they print, warn or log is discarded, a trial
+      that fails loses, and there is no progress: all of these would reveal how many trials there were. `curator`
+      receives every trial.
+    - The time that the call takes reveals something about the number, too: only the curator may time it. Times in the
+      ledger are the curator's as well: that of the next charge says when this search was over.
+    - Poisson-subsampled runs: fix the steps and the batch (equal ends), for no trial may cost more than another.
 
     Formal guarantee: (epsilon, delta) of the budget for what is returned: the winner's model and hyperparameters. One
     trial draws its point by chance from the box, trains, and releases a noisy score; whatever the point, that is RDP as
@@ -122,6 +145,31 @@ def repeat_and_select(
     sees the number of trials, their timing, or anything of a trial that lost. A trainable that returns without a
     release ends the search with a `ReceiptError` and no result: that depends on its code, the drawn points and the
     number of trials, which no row decides.
+
+    Args:
+        trainable: `trainable(hyperparameters, mu, receipt)` trains a model on a receipt; `Finetuning` makes one of
+            `finetune.fit`.
+        space: The box of hyperparameters, fixed before anything is searched.
+        budget: What the whole search may spend.
+        ledger: Where everything is charged.
+        subject: The data set's name in the ledger.
+        mean: The mean number of trials.
+        shape: Of the number of trials: 1 geometric, 0 logarithmic, in between and above truncated negative binomial,
+            inf Poisson (which may be none at all: then there is no model).
+        score: `score(model)`: one number in [0, 1] per private unit; a `Finetuning` has its own.
+        size: The public number of units; a `Finetuning` has its own.
+        precision: The standard deviation of a score's noise that is enough, as a share.
+        scores: The largest share of mu^2 that scores may take.
+        unit: The kind of unit; by default that of the trainable or score.
+        neighbours: The neighbouring relation.
+        curator: Receives private facts and errors; no one else does.
+        seed: Reproducible noise: "seeded: not private".
+
+    Returns:
+        The winner's model and hyperparameters, and what the search cost.
+
+    Raises:
+        BudgetExceeded: The subject cannot afford it; nothing was charged.
     """
     del context  # its arguments are here; see takes_context
     unit = unit_of(trainable, unit)

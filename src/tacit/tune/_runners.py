@@ -41,7 +41,12 @@ class SerialRunner:
 
 @dataclass(frozen=True)
 class Processes:
-    """In at most `workers` processes at a time, each with `threads` threads."""
+    """In at most `workers` processes at a time, each with `threads` threads.
+
+    Args:
+        workers: Processes at a time.
+        threads: Threads of each.
+    """
 
     workers: int = 2
     threads: int = 1

@@ -21,7 +21,16 @@ class RunFailed(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """What a search found, and what it cost; everything here is public or was released."""
+    """What a search found, and what it cost; everything here is public or was released.
+
+    Args:
+        model: What the trainable returned in the final run.
+        hyperparameters: Those of the model.
+        trials: All trials.
+        guarantee: Of the whole search, from the ledger.
+        decisions: What was decided on the way, in sentences.
+        final_run_guarantee: The winner's own, which is not what the search promises.
+    """
 
     model: Any = field(repr=False)  # what the trainable returned in the final run
     hyperparameters: Hyperparameters | None

@@ -30,7 +30,15 @@ _FAILED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Selected(Generic[Candidate]):
-    """Which candidate was chosen; everything here is public or was released."""
+    """Which candidate was chosen; everything here is public or was released.
+
+    Args:
+        candidate: The chosen one.
+        index: Its place.
+        scores: As released, with their noise; None if only the choice was.
+        error: The standard deviation of a score's noise, as a share; for "winner" the scale of its noise.
+        guarantee: Of all that the subject has spent.
+    """
 
     candidate: Candidate = field(repr=False)
     index: int
@@ -58,14 +66,6 @@ def noisy_selection(
 ) -> Selected[Candidate]:
     """Choose one of k candidates that are public or were paid for: what is paid here is the choice alone.
 
-    - `score(candidate)`: one number in [0, 1] per private unit, higher is better; `size`: their public number. Write
-      it with `by_unit`, and a unit whose number cannot be computed counts as zero. A function of your own that raises
-      is refused before anything is charged; `curator.error` is told why (see `tacit.refusals`).
-    - `release="scores"`: all k noisy scores leave, and the highest is chosen. `precision`: the standard deviation that
-      is enough for them, as a share (0.01: a point); the budget is what they may cost, and without it what they do.
-    - `release="winner"`: nothing but the index leaves (report noisy max), at a noise that does not grow with k.
-    - `unit`: that of the score, which says it (`score.unit`, as of `by_unit(..., unit="patient")`); otherwise a sample.
-
     Formal guarantee: unit, that of the score; neighbours as given. Each score is the sum over units of a number in [0,
     1] on a public grid, which one unit moves by at most 1. "scores": k Gaussian releases, together mu = sqrt(k)/sigma
     with sigma in units. "winner": permute-and-flip with exponential noise, pure epsilon = 2/scale, which does not
@@ -73,6 +73,32 @@ def noisy_selection(
     come from unit i alone (`by_unit` sees to it). All scores are computed before the charge and released after it, so
     no row decides an error after it. The candidates have to be independent of the units, or released under charges of
     their own.
+
+    Args:
+        candidates: Models, or anything that `score` takes.
+        score: `score(candidate)`: one number in [0, 1] per private unit, higher is better. Write it with `by_unit`, and
+            a unit whose number cannot be computed counts as zero. A function of your own that raises is refused before
+            anything is charged; `curator.error` receives the reason.
+        budget: What the choice may spend.
+        ledger: Where everything is charged.
+        subject: The data set's name in the ledger.
+        size: The public number of units.
+        release: "scores": all k noisy scores are released, and the highest is chosen. "winner": only the index is
+            (report noisy max), at a noise that does not grow with k.
+        precision: The standard deviation that is enough for scores, as a share (0.01: a point); the budget is what they
+            may cost, and without it what they do.
+        unit: That of the score, which states it (`score.unit`, as of `by_unit(..., unit="patient")`); otherwise a
+            sample.
+        neighbours: The neighbouring relation.
+        seed: Reproducible noise: "seeded: not private".
+        curator: Receives private facts and errors; no one else does.
+
+    Returns:
+        The chosen candidate and what was released.
+
+    Raises:
+        ValueError: The score raises or is out of range; nothing was charged.
+        BudgetExceeded: The subject cannot afford it; nothing was charged.
     """
     del context  # its arguments are here; see takes_context
     if not candidates or size < 1:

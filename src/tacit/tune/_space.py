@@ -16,7 +16,14 @@ _CLOSE = 0.05  # how close to r a sampled product must be
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters:
-    """One point of the box. `batch` and `clip` are None where they are not searched."""
+    """One point of the search space. `batch` and `clip` are None where they are not searched.
+
+    Args:
+        lr: The learning rate.
+        steps: The number of steps.
+        batch: The expected batch size.
+        clip: The clip.
+    """
 
     lr: float
     steps: int
@@ -37,7 +44,24 @@ class Hyperparameters:
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """From the smallest to the largest value of each; equal ends fix one. Fixed before anything is searched."""
+    """The search space: from the smallest to the largest value of each hyperparameter; equal ends fix one.
+
+    Args:
+        lr: The range of the learning rate.
+        steps: The range of the number of steps.
+        batch: The range of the expected batch size, if it is searched.
+        clip: The range of the clip, if it is searched.
+
+    Raises:
+        ValueError: An invalid range.
+
+    Examples:
+        >>> from tacit.tune import Space
+        >>> space = Space(lr=(0.01, 1.0), steps=(10, 100))
+        >>> point = space.decompose(10.0)  # the total step size r = lr * steps
+        >>> point.steps, round(point.lr, 3)
+        (46, 0.217)
+    """
 
     lr: tuple[float, float]
     steps: tuple[int, int]

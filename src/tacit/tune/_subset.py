@@ -40,17 +40,11 @@ def subset_search(
     context: PrivacyContext | None = None,
     **options: Any,
 ) -> Tuned:
-    """Search on a part of the people, then train on all others; both with the whole budget.
+    """Search on a random part of the units, then train on all others; both with the whole budget.
 
-    - `rate`: every unit is in the part to tune on with this probability (`trainable.split(rate)`, which `Finetuning`
-      has). Other trainables are given as `parts`: (the one to tune, the one to train), of units dealt out by coins.
-    - `search`: any search of `tune`; by default `repeat_and_select`. `options` are its own, such as mean=5.
-    - `scale="size"`: gradients are means here, so the noise in them falls as more people take part, and the step that
-      they carry grows: the learning rate found is multiplied by the ratio of the (public) sizes, and so is a searched
-      batch, which keeps the sampling rate; both stay in the box. Steps and clip stay as they are. "keep": all do.
-    - The ledger gets two subjects, "SUBJECT, to tune on" and "SUBJECT, the rest", declared disjoint: they are new ones
-      each time, for the coins are. `guarantee` is the worse of the two. The time between their charges is that of the
-      search: where that is secret (`repeat_and_select`), so are the times in the ledger.
+    The ledger gets two subjects, "SUBJECT, to tune on" and "SUBJECT, the rest", declared disjoint: they are new ones
+    each time, for the coins are. `guarantee` is the worse of the two. The time between their charges is that of the
+    search: where that is secret (`repeat_and_select`), so are the times in the ledger.
 
     Formal guarantee: that of the budget, for each unit; unit and neighbours as given. Take two data sets that differ in
     one unit, toss the same coins for all others, and one for that unit (where it is absent, too: nothing depends on
@@ -61,6 +55,27 @@ def subset_search(
     not the sum. It needs coins that do not go by place: under add-remove everybody after a missing row would get their
     neighbour's coin. So they are fresh each time and kept nowhere; `seed` fixes them, and says "seeded: not private".
     Public: the declared sizes, rate * size rounded and the rest; the true ones are not.
+
+    Args:
+        trainable: Has `split(rate)`, as `Finetuning` does; or None, with `parts`.
+        space: The box of hyperparameters, fixed before anything is searched.
+        budget: What the whole search may spend.
+        ledger: Where everything is charged.
+        subject: The data set's name in the ledger.
+        rate: Every unit is in the part to tune on with this probability.
+        parts: (the trainable to tune, the one to train), of units assigned by coins.
+        search: Any search of `tune`.
+        scale: "size": gradients are means here, so the noise in them falls with the number of units, and the step that
+            they carry grows: the learning rate found is multiplied by the ratio of the (public) sizes, and so is a
+            searched batch, which keeps the sampling rate; both stay in the box. Steps and clip stay as they are.
+            "keep": all do.
+        unit: The kind of unit; by default that of the trainable or score.
+        neighbours: The neighbouring relation.
+        seed: Reproducible coins and noise: "seeded: not private".
+        **options: Of the search, such as mean=5.
+
+    Returns:
+        The final model and what both parts cost.
     """
     del context  # its arguments are here; see takes_context
     check_budget(budget)

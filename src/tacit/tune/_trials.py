@@ -41,7 +41,15 @@ Score = Callable[[Any], Tensor]  # of a model: one number in [0, 1] per unit, ea
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What a trial came to: everything here is public or was released."""
+    """What a trial came to: everything here is public or was released.
+
+    Args:
+        hyperparameters: What was tried.
+        mu: What it was worth.
+        score: As released, with its noise; None: the trial failed.
+        receipt: The receipt's id.
+        model: Released as well; kept only if it is asked for.
+    """
 
     hyperparameters: Hyperparameters
     mu: float
@@ -147,6 +155,14 @@ def by_unit(units: Sequence[Any], one: Callable[[Any, Any], Any], *, unit: str |
     Formal guarantee: number i is computed from the model and unit i alone, and a unit whose number cannot be computed,
     or is none, counts as zero. So one unit moves the sum by at most 1, whatever it does to the function. A score that
     is given as a function of the model instead has to see to that by itself.
+
+    Args:
+        units: `units[i]` is what the function needs to know of unit i: its rows, say, or its number.
+        one: `one(model, units[i])` is a number in [0, 1], higher is better.
+        unit: What one item is: "patient", if each has all rows of a patient.
+
+    Returns:
+        A score for any search of `tune`.
     """
     return ByUnit(units, one, unit)
 

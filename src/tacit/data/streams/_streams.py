@@ -24,7 +24,15 @@ CLEAN = "clean"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """Rows that arrive together."""
+    """Rows that arrive together.
+
+    Args:
+        images: Float32 in [0, 1], N x C x H x W.
+        labels: For scoring only: an adapter does not see them.
+        shifts: Of each row.
+        rows: Which base picture each row is.
+        first: The first batch of a part: where `episodic` resets the model.
+    """
 
     images: Tensor  # float32 in [0, 1], N x C x H x W
     labels: Tensor  # for scoring only: an adapter does not see them
@@ -42,6 +50,15 @@ class Stream:
 
     `episodic` and `continual` have the same batches: the consumer of an episodic stream goes back to the source model
     at every batch with `first`. `mixed` is one part, in which the rows of all shifts are shuffled.
+
+    Args:
+        images: The base pictures.
+        labels: Their classes.
+        shifts: The names of the shifts, in order.
+        severity: 1 to 5.
+        setting: "episodic", "continual" or "mixed".
+        per_shift: Pictures of each part.
+        seed: Of the order and the corruptions.
     """
 
     images: Tensor = field(repr=False)
