@@ -59,6 +59,7 @@ def test_a_timm_model_from_fit_to_plain_timm(tmp_path: Path) -> None:
     assert torch.equal(logits(loaded, IMAGES), logits(result.model, IMAGES))
     facts = json.loads((folder / "guarantee.json").read_text())
     assert Guarantee.from_json(facts["guarantee"]) == result.guarantee
+    assert len({file.stat().st_mode for file in folder.iterdir()}) == 1, "weights can be read by who can read the card"
     assert facts["head"] == ledger.head
     assert facts["receipt"] == result.receipt
     assert facts["assumptions"] == result.assumptions

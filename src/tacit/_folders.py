@@ -27,6 +27,9 @@ def replaced(folder: Path, stale: Sequence[str] = ()) -> Iterator[Path]:
     part.mkdir()
     try:
         yield part
+        for file in part.rglob("*"):  # safetensors writes files that only their owner can read
+            if file.is_file():
+                file.chmod(part.stat().st_mode & 0o666)
         if not folder.exists():
             part.rename(folder)
             return
