@@ -134,21 +134,16 @@ def test_an_adapted_model_of_transformers(tmp_path: Path) -> None:
         transformers.ViTConfig(image_size=32, patch_size=16, num_labels=4, **size)
     )
 
-    class Logits(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inside = model
-
-        def forward(self, images: Tensor) -> Tensor:
-            found: Tensor = self.inside(images).logits
-            return found
-
-    adapter = adapt.Tent(Logits(), batch_size=8, lr=0.1)
+    privacy = adapt.DP(epsilon=1.0, delta=1e-6, clip=0.3)
+    ledger = Ledger(tmp_path / "ledger.db")
+    adapter = adapt.Tent(model, privacy=privacy, batch_size=8, lr=0.1, ledger=ledger)
+    before = logits(model, IMAGES)
     for batch in IMAGES.split(8):
         adapter(batch)
-    models.save_weights(model, tmp_path / "out")
+    adapter.save_model(tmp_path / "out")
     loaded = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "out").eval()
     assert torch.equal(logits(loaded, IMAGES), logits(model, IMAGES))
+    assert not torch.equal(logits(loaded, IMAGES), before)
 
 
 def test_an_adapter_without_privacy_says_so(tmp_path: Path) -> None:
