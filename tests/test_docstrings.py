@@ -31,26 +31,11 @@ PACKAGES = [
     "tacit.finetune",
     "tacit.adapt",
     "tacit.calibrate",
+    "tacit",
 ]
 EARLIER = {"units", "optimiser"}  # earlier names of arguments, which warn: they need no description
 # Not described argument by argument yet. The list only shrinks.
-UNDESCRIBED = frozenset(
-    [
-        "tacit.adapt.Adapter",
-        "tacit.data.ImageShape",
-        "tacit.data.read_labels",
-        "tacit.finetune.fit",
-        "tacit.tune.adam_without_second_moment",
-        "tacit.tune.grid_search",
-        "tacit.tune.linear_scaling",
-        "tacit.tune.noisy_selection",
-        "tacit.tune.optuna_search",
-        "tacit.tune.random_search",
-        "tacit.tune.repeat_and_select",
-        "tacit.tune.subset_search",
-        "tacit.tune.train",
-    ]
-)
+UNDESCRIBED: frozenset[str] = frozenset()
 ARGUMENT = re.compile(r"^ {4}(\*{0,2}\w+):", re.M)
 ARGS = re.compile(r"^Args:\n((?: {4}.*\n|\n)+)", re.M)
 

@@ -80,6 +80,7 @@ class Adapter:
         lease: Steps that are recorded as used at a time.
         microbatch: The most rows in memory at a time.
         curator: Receives each step's sum, private facts included.
+        context: A `tacit.PrivacyContext` instead of the arguments that it has: ledger, subject, unit, …
 
     Raises:
         ValueError: An invalid option; before anything is charged.

@@ -133,9 +133,10 @@ def Tent(model: nn.Module, *, privacy: Privacy = None, **options: Unpack[Options
 
     Examples:
         >>> import torch
-        >>> from tacit import adapt, models
+        >>> from tacit import Ledger, adapt, models
         >>> privacy = adapt.DP(epsilon=1.0, delta=1e-6, clip=0.5)
-        >>> adapter = adapt.Tent(models.embedded(), privacy=privacy, batch_size=8, lr=0.01)
+        >>> pays = {"ledger": Ledger("sqlite:///clinic.db"), "subject": "stream"}
+        >>> adapter = adapt.Tent(models.embedded(), privacy=privacy, batch_size=8, lr=0.01, **pays)
         >>> logits = adapter(torch.rand(8, 1, 28, 28))
         >>> logits.shape, round(adapter.guarantee.epsilon, 3)
         (torch.Size([8, 10]), 1.0)

@@ -48,8 +48,16 @@ def read_columns(path: str | Path, names: Iterable[str]) -> dict[str, list[str]]
 def read_labels(values: Sequence[str], classes: int | Sequence[str], where: str | Path) -> list[int]:
     """Labels as class numbers: integers from 0, or the place of each name in `classes`.
 
+    Args:
+        values: One per row.
+        classes: Their number, or their names.
+        where: The file, for the message.
+
+    Returns:
+        One class number per row.
+
     Raises:
-        Refusal: Some label is none of the classes; which one is not told.
+        Refusal: A label is not one of the classes; which one is not revealed.
     """
     if not isinstance(classes, int):
         places = {name: place for place, name in enumerate(classes)}

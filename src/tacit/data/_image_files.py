@@ -27,6 +27,15 @@ class ImageShape:
 
     `crop`: the share of the resized image that is kept, around its middle; below 1, the shorter side is resized to
     size / crop first.
+
+    Args:
+        channels: Input channels.
+        height: Of the input.
+        width: Of the input.
+        mean: Per channel, of values in [0, 1].
+        std: Per channel.
+        crop: The share of the resized image that is kept.
+        resampling: The filter.
     """
 
     channels: int = 3

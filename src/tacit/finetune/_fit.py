@@ -211,6 +211,7 @@ def fit(
         curator: Receives each step's sum, private facts included; its `error`, if it has one, receives errors about
             unusable rows. No one else does.
         progress: True shows a bar with the epsilon spent so far; a function gets the same facts.
+        context: A `tacit.PrivacyContext` instead of the arguments that it has: ledger, subject, unit, …
 
     Returns:
         The fine-tuned model with its guarantee; every value in it is public or was released.
@@ -222,7 +223,7 @@ def fit(
     Examples:
         >>> import torch
         >>> from torch import nn
-        >>> from tacit import finetune
+        >>> from tacit import Ledger, finetune
         >>> inputs, labels = torch.randn(60, 4), torch.arange(60) % 2
         >>> fitted = finetune.fit(
         ...     nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)),
@@ -234,6 +235,8 @@ def fit(
         ...     optimizer=finetune.DPSGD(batch=10, steps=5, lr=0.5),
         ...     epsilon=4.0,
         ...     delta=1e-3,
+        ...     ledger=Ledger("sqlite:///clinic.db"),
+        ...     subject="clinic",
         ... )
         >>> fitted.guarantee.epsilon <= 4.0, str(fitted.guarantee.unit)
         (True, 'patient')

@@ -72,6 +72,7 @@ def random_search(
         draw_seed: Fixes which points are tried: public.
         seed: Reproducible noise: "seeded: not private".
         progress: True shows a bar; a function gets the same facts.
+        context: A `tacit.PrivacyContext` instead of the arguments that it has: ledger, subject, unit, …
 
     Returns:
         The best model, all trials and what the search cost.
@@ -173,6 +174,7 @@ def grid_search(
         curator: Receives private facts and errors; no one else does.
         seed: Reproducible noise: "seeded: not private".
         progress: True shows a bar; a function gets the same facts.
+        context: A `tacit.PrivacyContext` instead of the arguments that it has: ledger, subject, unit, …
 
     Returns:
         The best model, all trials and what the search cost.

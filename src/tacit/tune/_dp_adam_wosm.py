@@ -86,6 +86,7 @@ def adam_without_second_moment(
         neighbours: The neighbouring relation.
         curator: Receives private facts and errors; no one else does.
         seed: Reproducible noise: "seeded: not private".
+        context: A `tacit.PrivacyContext` instead of the arguments that it has: ledger, subject, unit, …
 
     Returns:
         The model and what it cost.

@@ -115,6 +115,7 @@ def linear_scaling(
         draw_seed: Fixes which hyperparameters are tried: public.
         seed: Reproducible noise: "seeded: not private".
         progress: True shows a bar; a function gets the same facts.
+        context: A `tacit.PrivacyContext` instead of the arguments that it has: ledger, subject, unit, …
 
     Returns:
         The final model, the line, all trials and what the search cost.
@@ -224,6 +225,7 @@ def train(
         neighbours: The neighbouring relation.
         curator: Receives private facts and errors; no one else does.
         seed: Reproducible noise: "seeded: not private".
+        context: A `tacit.PrivacyContext` instead of the arguments that it has: ledger, subject, unit, …
 
     Returns:
         The model and what it cost.

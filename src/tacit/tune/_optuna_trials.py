@@ -87,6 +87,7 @@ def optuna_search(
         curator: Receives private facts and errors; no one else does.
         seed: Reproducible noise: "seeded: not private".
         progress: True shows a bar; a function gets the same facts.
+        context: A `tacit.PrivacyContext` instead of the arguments that it has: ledger, subject, unit, …
 
     Returns:
         The best model, all trials and what the search cost.

@@ -164,6 +164,7 @@ def repeat_and_select(
         neighbours: The neighbouring relation.
         curator: Receives private facts and errors; no one else does.
         seed: Reproducible noise: "seeded: not private".
+        context: A `tacit.PrivacyContext` instead of the arguments that it has: ledger, subject, unit, …
 
     Returns:
         The winner's model and hyperparameters, and what the search cost.

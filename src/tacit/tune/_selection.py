@@ -92,6 +92,7 @@ def noisy_selection(
         neighbours: The neighbouring relation.
         seed: Reproducible noise: "seeded: not private".
         curator: Receives private facts and errors; no one else does.
+        context: A `tacit.PrivacyContext` instead of the arguments that it has: ledger, subject, unit, …
 
     Returns:
         The chosen candidate and what was released.

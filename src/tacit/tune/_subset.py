@@ -72,6 +72,8 @@ def subset_search(
         unit: The kind of unit; by default that of the trainable or score.
         neighbours: The neighbouring relation.
         seed: Reproducible coins and noise: "seeded: not private".
+        curator: Receives private facts and errors; no one else does.
+        context: A `tacit.PrivacyContext` instead of the arguments that it has: ledger, subject, unit, …
         **options: Of the search, such as mean=5.
 
     Returns:
