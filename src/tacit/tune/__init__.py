@@ -15,7 +15,8 @@ from tacit.tune._search import RunFailed, Tuned
 from tacit.tune._selection import Selected, noisy_selection
 from tacit.tune._space import Hyperparameters, Space
 from tacit.tune._subset import subset_search
-from tacit.tune._trials import Trainable, Trial, by_unit
+from tacit.tune._trainable import Trainable
+from tacit.tune._trials import Trial, by_unit
 
 __all__ = [
     "BudgetTooSmall",

@@ -17,9 +17,9 @@ from tacit.tune import _budget_split as equal
 from tacit.tune._plan import SHAVE, score_share
 from tacit.tune._runners import Curator, Runner, SerialRunner
 from tacit.tune._sampled import is_sampled
-from tacit.tune._search import SearchSession, Tuned, chance_of, needed, part, unit_of
+from tacit.tune._search import SearchSession, Tuned, chance_of, needed, unit_of
 from tacit.tune._space import Space
-from tacit.tune._trials import Score, Trainable
+from tacit.tune._trainable import Score, Trainable, score_of, size_of
 
 
 @takes_context
@@ -93,8 +93,8 @@ def random_search(
         subject=subject,
         neighbours=Neighbours(neighbours),
         delta=budget.delta,
-        score=needed(part(trainable, score, "score"), "score") if several else None,
-        size=needed(part(trainable, size, "size"), "size") if several else 1,
+        score=needed(score_of(trainable, score), "score") if several else None,
+        size=needed(size_of(trainable, size), "size") if several else 1,
         runner=runner or SerialRunner(),
         curator=curator,
         seed=seed,
@@ -195,8 +195,8 @@ def grid_search(
         subject=subject,
         neighbours=Neighbours(neighbours),
         delta=own.delta,
-        score=needed(part(trainable, score, "score"), "score"),
-        size=needed(part(trainable, size, "size"), "size"),
+        score=needed(score_of(trainable, score), "score"),
+        size=needed(size_of(trainable, size), "size"),
         runner=runner or SerialRunner(),
         curator=curator,
         seed=seed,

@@ -13,9 +13,10 @@ from tacit.privacy.events import DpEvent, leaves
 from tacit.tune._budget_split import check_budget, declare
 from tacit.tune._plan import SHAVE
 from tacit.tune._runners import Curator
-from tacit.tune._search import SearchSession, Tuned, needed, part, unit_of
+from tacit.tune._search import SearchSession, Tuned, needed, unit_of
 from tacit.tune._space import Hyperparameters
-from tacit.tune._trials import Trainable, event_of
+from tacit.tune._trainable import Trainable, sampled_at, size_of
+from tacit.tune._trials import event_of
 
 BETA = 0.9
 
@@ -95,11 +96,10 @@ def adam_without_second_moment(
     check_budget(budget)
     if not (lr > 0 and stabiliser >= 0):
         raise ValueError("lr is above 0 and stabiliser not negative.")
-    relation, people = Neighbours(neighbours), needed(part(trainable, size, "size"), "size")
+    relation, people = Neighbours(neighbours), needed(size_of(trainable, size), "size")
     mu = budget.mu * SHAVE
     point = Hyperparameters(lr=lr, steps=steps, batch=batch, clip=clip)
-    sampled = getattr(trainable, "sampled", None)
-    by_chance = sampled is not None and sampled(point)
+    by_chance = sampled_at(trainable, point)
     unit = unit_of(trainable, unit)
     session = SearchSession(
         trainable=trainable,

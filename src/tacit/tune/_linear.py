@@ -28,11 +28,11 @@ from tacit.tune._search import (
     check_affordable,
     needed,
     open_subject,
-    part,
     unit_of,
 )
 from tacit.tune._space import Hyperparameters, Space, Way
-from tacit.tune._trials import Score, Trainable, Trial
+from tacit.tune._trainable import Score, Trainable, score_of, size_of
+from tacit.tune._trials import Trial
 
 Draw = Literal["following", "stratified", "uniform", "independent"]
 WINDOW = 0.4  # of the box, on a logarithmic scale: where a sweep that follows another looks
@@ -126,7 +126,8 @@ def linear_scaling(
     """
     del context  # its arguments are here; see takes_context
     unit = unit_of(trainable, unit)
-    made = plan or make_plan(budget, trials, size=part(trainable, size, "size"), neighbours=neighbours, unit=unit)
+    people = size_of(trainable, size)
+    made = plan or make_plan(budget, trials, size=people, neighbours=neighbours, unit=unit)
     if made.budget != budget:
         raise ValueError(f"The plan is for {made.budget}, and the search is given {budget}.")
     if made.neighbours is not Neighbours(neighbours) or made.unit != Unit(unit):
@@ -134,9 +135,9 @@ def linear_scaling(
     check_count(degree, "degree")
     if len(made.sweeps) < degree + 1:
         raise ValueError(f"Degree {degree} needs at least {degree + 1} sweeps; the plan has {len(made.sweeps)}.")
-    if part(trainable, size, "size") is None:
+    if people is None:
         raise ValueError("Say size=, the public number of units that scores are divided by.")
-    needed(part(trainable, score, "score"), "score")
+    evaluator = needed(score_of(trainable, score), "score")
     chance = chance_of(draw_seed)
     whole, last, fixed = space, None, None
     if is_sampled(trainable, space):  # then nothing follows anything: a plan is made before the first score
@@ -153,8 +154,8 @@ def linear_scaling(
             subject=subject,
             neighbours=made.neighbours,
             delta=budget.delta,
-            score=part(trainable, score, "score"),
-            size=part(trainable, size, "size"),
+            score=evaluator,
+            size=people,
             runner=runner or SerialRunner(),
             curator=curator,
             seed=seed,

@@ -13,9 +13,10 @@ from tacit.recipes import Progress
 from tacit.tune import _budget_split as equal
 from tacit.tune._runners import Curator, Runner, SerialRunner
 from tacit.tune._sampled import is_sampled
-from tacit.tune._search import SearchSession, Tuned, needed, open_subject, part, unit_of
+from tacit.tune._search import SearchSession, Tuned, needed, open_subject, unit_of
 from tacit.tune._space import Hyperparameters, Space
-from tacit.tune._trials import Score, Trainable, Trial
+from tacit.tune._trainable import Score, Trainable, score_of, size_of
+from tacit.tune._trials import Trial
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -110,8 +111,8 @@ def optuna_search(
         subject=subject,
         neighbours=Neighbours(neighbours),
         delta=budget.delta,
-        score=needed(part(trainable, score, "score"), "score"),
-        size=needed(part(trainable, size, "size"), "size"),
+        score=needed(score_of(trainable, score), "score"),
+        size=needed(size_of(trainable, size), "size"),
         runner=runner or SerialRunner(),
         curator=curator,
         seed=seed,

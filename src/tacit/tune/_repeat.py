@@ -24,10 +24,10 @@ from tacit.privacy.events import DpEvent, gaussian_noise, same
 from tacit.tune._budget_split import check_budget
 from tacit.tune._plan import SHAVE, score_share
 from tacit.tune._runners import Curator
-from tacit.tune._sampled import Sampled
-from tacit.tune._search import Tuned, check_score, needed, part, unit_of
+from tacit.tune._search import Tuned, check_score, needed, unit_of
 from tacit.tune._space import Hyperparameters, Space
-from tacit.tune._trials import Score, Trainable, Trial, event_of, released, trained
+from tacit.tune._trainable import Sampled, Score, Trainable, score_of, size_of
+from tacit.tune._trials import Trial, event_of, released, trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ def plan_repeats(
     """
     check_budget(budget)
     unit = unit_of(trainable, unit)
-    relation, people = Neighbours(neighbours), needed(part(trainable, size, "size"), "size")
+    relation, people = Neighbours(neighbours), needed(size_of(trainable, size), "size")
     mu = _mu_of_a_trial(budget, float(mean), float(shape), relation) * SHAVE
     mu_score = score_share(budget, mu, 1, size=people, precision=precision, scores=scores)
     score = events.gaussian(relation.factor / mu_score)
@@ -186,7 +186,7 @@ def repeat_and_select(
         unit=unit,
         neighbours=neighbours,
     )
-    evaluator, people = needed(part(trainable, score, "score"), "score"), part(trainable, size, "size")
+    evaluator, people = needed(score_of(trainable, score), "score"), needed(size_of(trainable, size), "size")
     check_score(evaluator, unit)
     ledger.open_subject(subject, budget, unit=unit, neighbours=neighbours, plan=[plan.event])
     receipt = ledger.charge(subject, plan.event, stage="tune", note="repeat and select", seed=seed)

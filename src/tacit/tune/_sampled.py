@@ -9,30 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import TypeGuard
 
-from tacit.privacy import Ledger, Neighbours, accounting, events, mu_of
+from tacit.privacy import Ledger, accounting, events, mu_of
 from tacit.privacy.events import DpEvent
 from tacit.tune._plan import Plan
 from tacit.tune._space import Hyperparameters, Space
+from tacit.tune._trainable import Sampled, Trainable, sampled_at
 from tacit.tune._trials import event_of
 
 
-@runtime_checkable
-class Sampled(Protocol):
-    """A trainable that may draw its batches by chance."""
-
-    def sampled(self, hyperparameters: Hyperparameters) -> bool: ...
-
-    def event(self, hyperparameters: Hyperparameters, mu: float, neighbours: Neighbours) -> DpEvent: ...
-
-    def event_with(self, hyperparameters: Hyperparameters, noise: float) -> DpEvent: ...
-
-
-def is_sampled(trainable: Any, space: Space) -> bool:
+def is_sampled(trainable: Trainable, space: Space) -> TypeGuard[Sampled]:
     """Whether any point of the box has batches drawn by chance."""
-    corners = (space.decompose(end) for end in space.ends)
-    return isinstance(trainable, Sampled) and any(trainable.sampled(corner) for corner in corners)
+    return any(sampled_at(trainable, space.decompose(end)) for end in space.ends)
 
 
 def fixed_steps(space: Space) -> Space:
@@ -43,7 +32,7 @@ def fixed_steps(space: Space) -> Space:
 
 
 def plan_sampled(
-    trainable: Any,  # Sampled
+    trainable: Sampled,
     plan: Plan,
     sweeps: Sequence[Sequence[Hyperparameters]],
     final: Space,

@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from tacit.privacy import Budget, BudgetExceeded, Guarantee, Ledger, Mode, Neighbours, Unit, epsilon_of
 from tacit.privacy.events import DpEvent
 from tacit.recipes import Progress
 from tacit.tune._runners import Curator, Runner, SerialRunner
 from tacit.tune._space import Hyperparameters
-from tacit.tune._trials import Job, Score, Trainable, Trial, event_of, trained
+from tacit.tune._trainable import Score, Trainable, own_unit
+from tacit.tune._trials import Job, Trial, event_of, trained
+
+T = TypeVar("T")
 
 
 class RunFailed(RuntimeError):
@@ -140,13 +143,13 @@ def open_subject(
         )
 
 
-def unit_of(whose: Any, unit: Unit | str | None, what: str = "trainable") -> Unit:
+def unit_of(whose: object, unit: Unit | str | None, what: str = "trainable") -> Unit:
     """Whom a search promises something to: the units of the trainable (or the score), as it says by `unit`.
 
     What says nothing has one sample per unit. Another unit than that is refused: it would be promised something, and
     the contributions of somebody else be bounded.
     """
-    told = _own_unit(whose)
+    told = own_unit(whose)
     own = Unit.SAMPLE if told is None else Unit(told)
     if unit is None or own == Unit(unit):
         return own
@@ -158,16 +161,10 @@ def unit_of(whose: Any, unit: Unit | str | None, what: str = "trainable") -> Uni
     raise ValueError(f"The units of this {what} are of the kind {str(own)!r}: say unit={str(own)!r}.")
 
 
-def check_score(score: Any, unit: Unit) -> None:
+def check_score(score: object, unit: Unit) -> None:
     """Refuse a score that says it has one number for each of other units."""
-    if _own_unit(score) is not None:
+    if own_unit(score) is not None:
         unit_of(score, unit, "score")
-
-
-def _own_unit(whose: Any) -> str | None:
-    """What something, or whatever it is a method of, says that its units are."""
-    found: str | None = getattr(whose, "unit", None) or getattr(getattr(whose, "__self__", None), "unit", None)
-    return found
 
 
 def check_affordable(ledger: Ledger, subject: str, mu: float, delta: float, what: str) -> None:
@@ -193,16 +190,11 @@ def _without_losing_models(trials: dict[int, Trial]) -> dict[int, Trial]:
     return {number: trial if trial.score == top else replace(trial, model=None) for number, trial in trials.items()}
 
 
-def needed(value: Any, what: str) -> Any:
+def needed(value: T | None, what: str) -> T:
     """A part that the trainable or the caller must give."""
     if value is None:
         raise ValueError(f"Say {what}=: this trainable has none of its own.")
     return value
-
-
-def part(trainable: Any, given: Any, name: str) -> Any:
-    """What the caller gave, or what the trainable has under that name."""
-    return given if given is not None else getattr(trainable, name, None)
 
 
 def chance_of(draw_seed: int | None) -> random.Random:

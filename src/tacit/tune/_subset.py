@@ -12,9 +12,10 @@ from tacit.tune._budget_split import check_budget
 from tacit.tune._plan import SHAVE
 from tacit.tune._repeat import repeat_and_select
 from tacit.tune._runners import Curator
-from tacit.tune._search import SearchSession, Tuned, needed, part, unit_of
+from tacit.tune._search import SearchSession, Tuned, needed, unit_of
 from tacit.tune._space import Hyperparameters, Space
-from tacit.tune._trials import Trainable, event_of
+from tacit.tune._trainable import Splittable, Trainable, sampled_at, size_of
+from tacit.tune._trials import event_of
 
 _FEWEST = 50  # declared units in a part: with fewer, one that is empty by chance might show
 
@@ -83,7 +84,7 @@ def subset_search(
     check_budget(budget)
     relation = Neighbours(neighbours)
     few, rest = parts or _parts(trainable, rate, seed)
-    sizes = {name: needed(part(one, None, "size"), "size") for name, one in (("few", few), ("rest", rest))}
+    sizes = {name: needed(size_of(one, None), "size") for name, one in (("few", few), ("rest", rest))}
     if min(sizes.values()) < _FEWEST:
         raise ValueError(
             f"A part of {min(sizes.values())} declared units is too small to keep to itself who is in it: at least "
@@ -99,8 +100,7 @@ def subset_search(
     point, decisions = _scaled(found, space, sizes["rest"] / sizes["few"], scale)
     mu = budget.mu * SHAVE
     event = event_of(rest, point, mu, relation)
-    sampled = getattr(rest, "sampled", None)
-    plan = [event] if sampled is not None and sampled(point) else None
+    plan = [event] if sampled_at(rest, point) else None
     ledger.subject(names[1], budget, unit=unit, neighbours=relation, plan=plan, disjoint_from=names[:1])
     session = SearchSession(
         trainable=rest,
@@ -122,12 +122,10 @@ def subset_search(
     )
 
 
-def _parts(trainable: Any, rate: float, seed: int | None) -> tuple[Any, Any]:
-    split = getattr(trainable, "split", None)
-    if split is None:
+def _parts(trainable: Trainable | None, rate: float, seed: int | None) -> tuple[Trainable, Trainable]:
+    if not isinstance(trainable, Splittable):
         raise ValueError("This trainable cannot split its people: give parts=(the one to tune, the one to train).")
-    found: tuple[Any, Any] = split(rate, seed=seed)
-    return found
+    return trainable.split(rate, seed=seed)
 
 
 def _scaled(found: Tuned, space: Space, ratio: float, scale: Scale) -> tuple[Hyperparameters, tuple[str, ...]]:

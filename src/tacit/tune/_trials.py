@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,29 +14,9 @@ from tacit._refusals import of_the_machine
 from tacit.privacy import Ledger, LedgerError, Neighbours, Receipt, check_used, events, grid_sum, mechanisms
 from tacit.privacy.events import DpEvent
 from tacit.tune._space import Hyperparameters
+from tacit.tune._trainable import Priced, Score, Trainable
 
 GRID = 2.0**-10  # of scores: what one unit adds is rounded to it
-
-
-class Trainable(Protocol):
-    """Trains with these hyperparameters on a receipt that is worth `mu`, and returns a model (or anything else).
-
-    Everything it learns from the data goes through mechanisms on that receipt; one that returns without a single
-    release is an error (`ReceiptError`), and the search returns nothing. Whether it raises is seen (not what), so the
-    values of rows must not decide that: a bad row contributes zero. The same goes for a score (see `by_unit`).
-    """
-
-    def __call__(self, hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> Any: ...
-
-
-@runtime_checkable
-class Priced(Protocol):
-    """A trainable that says what it releases; one that does not is taken to make its steps over everybody."""
-
-    def event(self, hyperparameters: Hyperparameters, mu: float, neighbours: Neighbours) -> DpEvent: ...
-
-
-Score = Callable[[Any], Tensor]  # of a model: one number in [0, 1] per unit, each from that unit alone; see by_unit
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,110 @@
+"""What can be tuned: a callable that trains on a receipt, and what it may say of itself beyond that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from tacit.privacy import Neighbours, Receipt
+from tacit.privacy.events import DpEvent
+from tacit.tune._space import Hyperparameters
+
+Score = Callable[[Any], Tensor]  # of a model: one number in [0, 1] per unit, each from that unit alone; see by_unit
+
+
+@runtime_checkable
+class Trainable(Protocol):
+    """Trains with these hyperparameters on a receipt that is worth `mu`, and returns a model (or anything else).
+
+    Everything it learns from the data goes through mechanisms on that receipt; one that returns without a single
+    release is an error (`ReceiptError`), and the search returns nothing. Whether it raises is seen (not what), so the
+    values of rows must not decide that: a bad row contributes zero. The same goes for a score (see `by_unit`).
+
+    A plain function is a trainable. One that has more to say is an object with further attributes, all optional:
+
+    - `size`, the public number of units, and `score(model)`, one number in [0, 1] per unit: what a search takes if it
+      is not given `size=` and `score=`.
+    - `unit`, what one unit is; without it a unit is a sample.
+    - `event(hyperparameters, mu, neighbours)`, what a run releases; without it a run is `steps` Gaussian sums over
+      everybody that are together worth mu.
+    - `sampled(hyperparameters)`, whether batches are drawn by Poisson sampling, with `event_with(hyperparameters,
+      noise)`, the event at a noise multiplier.
+    - `split(rate, seed=)`, two trainables over disjoint units, for `subset_search`.
+    """
+
+    def __call__(self, hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> Any: ...
+
+
+@runtime_checkable
+class HasSize(Protocol):
+    """Says the public number of its units."""
+
+    size: int
+
+
+@runtime_checkable
+class HasScore(Protocol):
+    """Scores a model by itself."""
+
+    @property
+    def score(self) -> Score: ...
+
+
+@runtime_checkable
+class HasUnit(Protocol):
+    """Says what its units are; None: nothing is said."""
+
+    @property
+    def unit(self) -> str | None: ...
+
+
+@runtime_checkable
+class Priced(Trainable, Protocol):
+    """Says what it releases; one that does not is taken to make its steps over everybody."""
+
+    def event(self, hyperparameters: Hyperparameters, mu: float, neighbours: Neighbours) -> DpEvent: ...
+
+
+@runtime_checkable
+class Sampled(Priced, Protocol):
+    """May draw its batches by chance."""
+
+    def sampled(self, hyperparameters: Hyperparameters) -> bool: ...
+
+    def event_with(self, hyperparameters: Hyperparameters, noise: float) -> DpEvent: ...
+
+
+@runtime_checkable
+class Splittable(Protocol):
+    """Deals its units out to two trainables that share nobody."""
+
+    def split(self, rate: float, *, seed: int | None = None) -> tuple[Trainable, Trainable]: ...
+
+
+def size_of(trainable: object, given: int | None) -> int | None:
+    """What the caller says, or the trainable."""
+    if given is not None:
+        return given
+    return trainable.size if isinstance(trainable, HasSize) else None
+
+
+def score_of(trainable: object, given: Score | None) -> Score | None:
+    """What the caller gives, or the trainable has."""
+    if given is not None:
+        return given
+    return trainable.score if isinstance(trainable, HasScore) else None
+
+
+def own_unit(whose: object) -> str | None:
+    """What something, or whatever it is a method of, says that its units are."""
+    if isinstance(whose, HasUnit) and whose.unit:
+        return whose.unit
+    owner = getattr(whose, "__self__", None)  # of a bound method
+    return owner.unit if isinstance(owner, HasUnit) else None
+
+
+def sampled_at(trainable: object, point: Hyperparameters) -> bool:
+    """Whether a run at this point draws its batches by chance."""
+    return isinstance(trainable, Sampled) and trainable.sampled(point)
