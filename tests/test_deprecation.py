@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import pickle
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from tacit import _deprecation
 from tacit._deprecation import REMOVED_IN, MovedModules, renamed_argument, renamed_attributes, warn_renamed
-from tacit._moved import MOVED
+from tacit._moved import _RENAMED, MOVED
 
 RENAMED = {
     "tacit.adapt": {"Certain": "EntropyFilter", "Unusual": "RedundancyFilter", "Structured": "PLPDFilter"},
@@ -122,3 +123,14 @@ def test_a_pickle_with_old_names_is_read() -> None:
 
 def test_the_helper_starts_anew_in_each_test() -> None:
     assert _deprecation._warned == set()
+
+
+def test_the_changelog_has_every_old_name() -> None:
+    text = (Path(__file__).parent.parent / "CHANGELOG.md").read_text()
+    table = text[text.index("### Migration") :]
+    for door, names in RENAMED.items():
+        for old, new in names.items():
+            short = door.removeprefix("tacit.")
+            assert f"| `{short}.{old}` | `{short}.{new}` |" in table
+    for old, new in _RENAMED.items():
+        assert f"| `tacit.{old}` | `tacit.{new}`" in table
