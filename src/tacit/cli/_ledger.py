@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -116,11 +117,17 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check every entry and total, and that a head is in the chain; exit code 1 if anything was changed."""
-    with _open(url) as ledger:
-        count, end = ledger.verify(head), ledger.head
+    from tacit.privacy import PricedTooLow
+
+    with _open(url) as ledger, warnings.catch_warnings():
+        warnings.simplefilter("ignore", PricedTooLow)  # they are listed below
+        count, end, low = ledger.verify(head), ledger.head, ledger.underpriced()
     if as_json:
-        print_json({"ok": True, "entries": count, "head": end})
+        told = [{"entry": e.seq, "subject": e.subject, "recorded": e.recorded, "price": e.price} for e in low]
+        print_json({"ok": True, "entries": count, "head": end, "priced_too_low": told})
         return
+    for each in low:
+        console().print(f"{each}. Guarantees count the higher price.", soft_wrap=True)
     covers = "and the given head is one of them" if head else "(give --head to find a cut tail or an old copy put back)"
     console().print(f"{count} entries hold {covers}. Head: {end}", soft_wrap=True)
 

@@ -17,6 +17,7 @@ from tacit.privacy._receipt_state import released as released
 from tacit.privacy._receipts import Receipt, ReceiptError
 from tacit.privacy._receipts import check_used as check_used
 from tacit.privacy._receipts import claim as claim
+from tacit.privacy._repricing import PricedTooLow, Underpriced
 from tacit.privacy._storage import LedgerError
 from tacit.privacy._storage import connect as connect
 from tacit.privacy._subject import OtherTerms
@@ -39,9 +40,11 @@ __all__ = [
     "Neighbours",
     "OtherTerms",
     "PlainWords",
+    "PricedTooLow",
     "Receipt",
     "ReceiptError",
     "Remaining",
+    "Underpriced",
     "Unit",
     "UnsupportedEvent",
     "accounting",

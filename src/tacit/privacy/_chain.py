@@ -15,7 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from tacit.privacy import _storage as storage
-from tacit.privacy._filters import Mode, fits, to_units
+from tacit.privacy._filters import Mode, fits
+from tacit.privacy._repricing import PRICES, Standing, Underpriced, price_of, same, underpriced
 from tacit.privacy._storage import LedgerError
 from tacit.privacy._subject import Subject
 from tacit.privacy.events import from_json, releases
@@ -94,6 +95,15 @@ def subject(connection: Connection, name: str) -> Subject | None:
     return known
 
 
+def at_todays_prices(connection: Connection, known: Subject, standing: Standing) -> Subject:
+    """The subject with what earlier versions charged too little; ``standing`` says what was read before."""
+    table = storage.entries
+    query = sa.select(table).where(table.c.subject == known.name, table.c.seq > standing.seq).order_by(table.c.seq)
+    for row in connection.execute(query):
+        standing.add(known, row.seq, row.kind, row.receipt, json.loads(row.body))
+    return standing.raised(known)
+
+
 def _added_up(connection: Connection, name: str) -> Subject:
     subjects: dict[str, Subject] = {}
     charged: dict[str, Charged] = {}
@@ -148,8 +158,9 @@ def kept_key(connection: Connection, receipt_id: str) -> str | None:
     return None if body is None else str(json.loads(body)["key"])
 
 
-def verify(connection: Connection, head: str | None) -> int:
-    """Replay the ledger from its first entry; the number of entries."""
+def verify(connection: Connection, head: str | None) -> tuple[int, list[Underpriced]]:
+    """Replay the ledger from its first entry: the number of entries, and what earlier versions priced too low."""
+    low: list[Underpriced] = []
     end = current(connection)
     wanted = _parse(head)
     seq, previous = 0, storage.START
@@ -165,7 +176,7 @@ def verify(connection: Connection, head: str | None) -> int:
             raise LedgerDamaged(
                 f"Entry {seq} is not the one of the given head: another copy of the ledger was put back."
             )
-        _replay(subjects, charged, row)
+        _replay(subjects, charged, row, low)
     if (seq, previous) != end:
         raise LedgerDamaged(
             f"The ledger should end with entry {end[0]} and ends with {seq}: rows were removed or added."
@@ -180,7 +191,7 @@ def verify(connection: Connection, head: str | None) -> int:
     for name, subject in subjects.items():
         if kept[name].terms != subject.terms_json or kept[name].state != subject.state_json:
             raise LedgerDamaged(f"The running total of {name} is not the sum of its entries.")
-    return seq
+    return seq, low
 
 
 @dataclass
@@ -198,7 +209,12 @@ def _check_hash(row: sa.Row[tuple[object, ...]], previous: str | None = None) ->
         raise LedgerDamaged(f"Entry {row.seq} was changed after it was written.")
 
 
-def _replay(subjects: dict[str, Subject], charged: dict[str, Charged], row: sa.Row[tuple[object, ...]]) -> None:
+def _replay(
+    subjects: dict[str, Subject],
+    charged: dict[str, Charged],
+    row: sa.Row[tuple[object, ...]],
+    low: list[Underpriced] | None = None,
+) -> None:
     if row.kind == "subject":
         subjects[row.subject] = Subject.read(row.subject, row.body, "{}")
         return
@@ -218,8 +234,11 @@ def _replay(subjects: dict[str, Subject], charged: dict[str, Charged], row: sa.R
     else:
         try:
             after = _recharged(known, row.seq, body)
+            found = underpriced(known, row.seq, body)
         except ValueError as error:
             raise LedgerDamaged(f"Entry {row.seq} charges what cannot be charged: {error}") from None
+        if low is not None and found is not None:
+            low.append(found)
         charged[row.receipt] = Charged(cost=body["cost"] or 0, releases=releases(from_json(body["event"])))
     if body.get("state", after.fingerprint) != after.fingerprint:
         raise LedgerDamaged(f"Entry {row.seq} says another total of {row.subject} than the sum of its entries.")
@@ -236,8 +255,8 @@ def _check_lease(row: sa.Row[tuple[object, ...]], body: dict[str, Any], paid: Ch
 
 
 def _recharged(known: Subject, seq: int, body: dict[str, Any]) -> Subject:
-    """The subject after a charge, at the price that its event has here."""
-    cost, event = body["cost"], from_json(body["event"])
+    """The subject after a charge; refused if this version priced it and its event has another price."""
+    cost = body["cost"]
     if not (cost is None or (_whole(cost) and cost >= 0)):
         raise LedgerDamaged(f"Entry {seq} costs less than nothing.")
     if known.terms.mode is Mode.PLAN:
@@ -245,9 +264,7 @@ def _recharged(known: Subject, seq: int, body: dict[str, Any]) -> Subject:
         if after is None or cost != 0:
             raise LedgerDamaged(f"Entry {seq} is not in the plan of {known.name}.")
     else:
-        again = to_units(known.terms.cost(event))
-        # a cost may differ in its last digits between machines; never by more than the filters' own tolerance
-        if (again is None) != (cost is None) or (again is not None and abs(again - cost) > again * 1e-9 + 1):
+        if body.get("prices") == PRICES and not same(cost, price_of(known.terms, body)):
             raise LedgerDamaged(f"Entry {seq} was charged at another price than its event has.")
         if not fits(known.spent, cost, known.terms.cap):
             raise LedgerDamaged(f"Entry {seq} overspends {known.name}.")

@@ -20,6 +20,7 @@ import json
 import os
 import threading
 import uuid
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -38,6 +39,7 @@ from tacit.privacy._filters import Mode, Terms, count, fits, to_units
 from tacit.privacy._noise import NoiseKey
 from tacit.privacy._notebook import ledger_html
 from tacit.privacy._receipts import Receipt, ReceiptError, check_charged, stated
+from tacit.privacy._repricing import PRICES, PricedTooLow, Standing, Underpriced
 from tacit.privacy._storage import LedgerError
 from tacit.privacy._subject import OtherTerms, Subject, canonical
 from tacit.privacy._totals import BudgetExceeded, Remaining
@@ -74,6 +76,7 @@ class Ledger:
         self.url = url = url if "://" in url else f"sqlite:///{url}"
         self._pid = os.getpid()
         self._lock = threading.RLock()
+        self._standings: dict[str, Standing] = {}
         self._engine: Engine = storage.connect(url, create=create)
         with storage.plain_errors(url):
             storage.prepare(self._engine, create=create)
@@ -279,6 +282,7 @@ class Ledger:
             body = {
                 "event": event_json,
                 "cost": cost,
+                "prices": PRICES,
                 "stage": stage,
                 "note": note,
                 "bound": bound,
@@ -402,7 +406,7 @@ class Ledger:
         Returns:
             One guarantee over all subjects.
         """
-        return totals.total(self.subjects(), delta, cap=promised)
+        return totals.total([self._read(each) for each in self.subjects()], delta, cap=promised)
 
     def entries(self, subject: str | None = None) -> list[Entry]:
         """Every row, oldest first.
@@ -433,9 +437,30 @@ class Ledger:
 
         Raises:
             LedgerDamaged: At the first thing that does not hold.
+
+        Warns:
+            PricedTooLow: A charge of an earlier version was recorded below today's price; ``underpriced`` lists them,
+                and ``spent``, ``remaining`` and ``total`` count the higher price (``charge`` holds the record to the
+                cap, in a few rows). A record above today's price (a bound got tighter since) stays as it is.
         """
         with self._transaction() as connection:
-            return chain.verify(connection, head)
+            count, low = chain.verify(connection, head)
+        if low:
+            told = "; ".join(str(each) for each in low)
+            warnings.warn(f"{told}. Guarantees count the higher price.", PricedTooLow, stacklevel=2)
+        return count
+
+    def underpriced(self) -> list[Underpriced]:
+        """The charges that earlier versions priced below what they cost today.
+
+        Returns:
+            One item per charge, oldest first, with what is missing; empty for a ledger of this version.
+
+        Raises:
+            LedgerDamaged: The ledger is not what was written.
+        """
+        with self._transaction() as connection:
+            return chain.verify(connection, None)[1]
 
     def close(self) -> None:
         """Let go of the database; the next use opens it again."""
@@ -479,7 +504,11 @@ class Ledger:
 
     def _read(self, subject: str | Subject) -> Subject:
         with self._transaction() as connection:
-            return self._get(connection, str(getattr(subject, "name", subject)))
+            return self._raised(connection, self._get(connection, str(getattr(subject, "name", subject))))
+
+    def _raised(self, connection: Connection, known: Subject) -> Subject:
+        """The subject as it stands at today's prices; the entries that were looked at before are not read again."""
+        return chain.at_todays_prices(connection, known, self._standings.setdefault(known.name, Standing()))
 
     def _save(self, connection: Connection, subject: Subject) -> None:
         connection.execute(_SAVE, {"wanted": subject.name, "state": subject.state_json})

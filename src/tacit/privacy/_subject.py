@@ -38,6 +38,7 @@ class Subject:
     taken: tuple[int, ...] = ()  # how often each of them was charged
     charges: int = 0
     seeded: bool = False
+    repriced: int = 0  # charges of earlier versions that count at today's, higher price in ``spent``
 
     @classmethod
     def new(cls, name: str, terms: Terms, plan: Sequence[DpEvent], disjoint_from: Iterable[str]) -> Subject:

@@ -80,14 +80,27 @@ def spent(subject: Subject, *, cap: bool = False) -> Guarantee:
         return _on_every_path(spent(promised(subject)))
     if subject.terms.mode is Mode.PLAN:
         return subject.planned_guarantee(taken_only=True)
-    return subject.terms.guarantee(from_units(subject.spent), seeded=subject.seeded)
+    found = subject.terms.guarantee(from_units(subject.spent), seeded=subject.seeded)
+    return replace(found, notes=(*found.notes, *_repriced([subject])))
 
 
 def promised(subject: Subject) -> Subject:
     """The subject as if its whole budget were spent: what its filter promises, whatever the charges depended on."""
     if subject.terms.mode is Mode.PLAN:
         return replace(subject, taken=tuple(times for _, times in subject.plan))
-    return replace(subject, spent=to_units(subject.terms.cap))
+    cap = to_units(subject.terms.cap)
+    if subject.repriced and (subject.spent is None or (cap is not None and subject.spent > cap)):
+        return subject  # earlier versions charged too little: the cap was passed
+    return replace(subject, spent=cap)
+
+
+def _repriced(subjects: Sequence[Subject]) -> list[str]:
+    """What was charged too low by an earlier version, and counts at today's price."""
+    return [
+        f"{s.repriced} charge(s) on {s.name} were priced too low by an earlier version and count at today's price"
+        for s in subjects
+        if s.repriced
+    ]
 
 
 def _on_every_path(guarantee: Guarantee) -> Guarantee:
@@ -213,6 +226,6 @@ def _composed(group: Sequence[Subject], delta: float) -> Guarantee:
         neighbours=relations.pop() if len(relations) == 1 else None,
         unit=_either(units),
         accountant="sum of mu^2 over subjects" if merged else "composed over subjects",
-        notes=(f"subjects {names}, spent so far: {CHOSEN} their budgets together hold",),
+        notes=(f"subjects {names}, spent so far: {CHOSEN} their budgets together hold", *_repriced(group)),
         seeded=any(s.seeded for s in group),
     )
