@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tacit.adapt import COME, DP, EATA, SAR, Adapter, Clip, DeYO, Method, Tent, fisher
 from tacit.gradients import AdaptiveQuantile, BatchClip, FilterByNorm, PerLayer
-from tacit.privacy import Budget, BudgetExceeded, Ledger, Neighbours, Unit
+from tacit.privacy import Budget, BudgetExceeded, Ledger, Neighbours, ReceiptError, Unit
 
 ROWS, CLIP = 6, 0.3
 MAKERS = [Tent, EATA, SAR, DeYO, COME]
@@ -575,7 +575,7 @@ def test_without_a_ledger_it_says_so() -> None:
 def test_a_subject_without_fixed_places_is_refused() -> None:
     ledger = Ledger("sqlite://")
     ledger.subject("people", Budget(9.0, 1e-6), neighbours=Neighbours.ADD_REMOVE)
-    with pytest.raises(ValueError, match="under add-remove, and this stream to a sample under replace-one"):
+    with pytest.raises(ValueError, match="under add-remove, and asked for are other terms, a sample under replace-one"):
         made(Tent, DP(3.0, clip=CLIP), ledger=ledger, subject="people")
     assert [e.kind for e in ledger.entries()] == ["subject"]
 
@@ -595,3 +595,16 @@ def test_what_is_shown_shows_no_rows() -> None:
     assert repr(adapter) == "Adapter(SAR, epsilon 3, 40 parameters, batch size 6)"
     with pytest.raises((TypeError, RuntimeError)):
         copy.deepcopy(adapter)  # a copy would draw the same noise for other people
+
+
+def test_nothing_is_released_that_was_not_charged() -> None:
+    """Charging has one place, before the first step; a release by itself pays for nothing."""
+    ledger = Ledger("sqlite://")
+    adapter = Tent(net(), privacy=DP(1.0, clip=1.0), batch_size=ROWS, ledger=ledger, subject="people")
+    assert adapter.stream is not None
+    with pytest.raises(ReceiptError, match="was not charged"):
+        adapter.stream.release(adapter._step._engine.zero_sum(), 1.0)  # type: ignore[attr-defined]
+    assert [entry for entry in ledger.entries() if entry.kind == "charge"] == []
+    adapter(images(ROWS))
+    assert len([entry for entry in ledger.entries() if entry.kind == "charge"]) == 1
+    assert adapter.stream.steps == 1

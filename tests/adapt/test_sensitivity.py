@@ -164,7 +164,7 @@ def test_what_follows_the_noise_reads_no_rows() -> None:
         )
         assert adapter.stream is not None
         constant = {n: torch.ones_like(p) for n, p in adapter.parameters.items()}
-        adapter.stream.release = lambda total, policy, note, c=constant: dict(c)  # type: ignore[method-assign]  # noqa: ARG005
+        adapter.stream.release = lambda total, policy, c=constant: dict(c)  # type: ignore[method-assign]  # noqa: ARG005
         for step in range(3):
             adapter(images(ROWS, seed=100 * seed + step))
         memory = adapter.memory

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tacit.adapt._privacy_config import DP
 from tacit.gradients import AdaptiveQuantile, ClippedSum
-from tacit.privacy import Guarantee, Ledger, Receipt, Unit, leases
+from tacit.privacy import Guarantee, Ledger, Receipt, ReceiptError, Unit, leases
 from tacit.privacy.events import StreamDpEvent
 from tacit.privacy.mechanisms import GaussianStream
 
@@ -87,14 +87,13 @@ class NoisyStream:
         """Releases used or given up: the number of the next one."""
         return 0 if self._receipt is None else self._receipt.used
 
-    def charge(self, note: str) -> GaussianStream:
-        """Pay for the stream, once, before anything is released."""
+    def charge(self, note: str) -> None:
+        """Pay for the stream, once, before anything is released. `Adapter._prepare` alone calls it."""
         if self._stream is None:
             account = self.account
             event = self.form.event(self.noise_multiplier)
             self._receipt = account.ledger.charge(account.subject, event, stage="adapt", note=note, seed=account.seed)
             self._stream = GaussianStream(self._receipt)
-        return self._stream
 
     def lease(self) -> None:
         """See to it that the next release is leased; refused if another process has taken up the stream."""
@@ -102,12 +101,12 @@ class NoisyStream:
         if receipt is not None and receipt.used >= (receipt.leased or 0):
             leases.extend(self.account.ledger, receipt, self.account.lease)
 
-    def release(self, total: ClippedSum, policy: object, note: str) -> dict[str, Tensor]:
-        """The sum of this step with its noise."""
-        stream = self.charge(note)
-        self.lease()
+    def release(self, total: ClippedSum, policy: object) -> dict[str, Tensor]:
+        """The sum of this step with its noise, on a release that was charged and leased before."""
+        if self._stream is None:
+            raise ReceiptError("This stream was not charged: nothing can be released.")
         split = self._split() if isinstance(policy, AdaptiveQuantile) else None
-        return stream.release(total, noise=split)
+        return self._stream.release(total, noise=split)
 
     def reset(self) -> None:
         """A new noise block, with fresh noise."""

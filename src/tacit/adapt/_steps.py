@@ -288,8 +288,7 @@ class Clipped(Step):
 
     def _mean(self, total: ClippedSum) -> Gradient:
         policy = self.clip
-        note = self.method.name
-        released = dict(total.sum) if self.stream is None else self.stream.release(total, policy, note)
+        released = dict(total.sum) if self.stream is None else self.stream.release(total, policy)
         if isinstance(policy, AdaptiveQuantile):
             bound = policy.updated(float(released.pop("count")), units=self.batch_size).bound
             self.memory.bound = min(max(bound, _BOUNDS[0]), _BOUNDS[1])
