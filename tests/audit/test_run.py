@@ -44,7 +44,7 @@ def test_fit(optimizer: object) -> None:
     event = plan(optimizer, epsilon=20.0, delta=1e-5, size=200)  # type: ignore[arg-type]
     train = stages.finetuning(optimizer, canaries=400, epsilon=20.0)  # type: ignore[arg-type]
     found = run(train, 400, event)
-    assert 0 < found.measured < found.claimed
+    assert found.holds  # how much one run shows varies: only a false alarm is excluded (1e-8)
 
 
 def test_fit_without_its_noise_is_caught() -> None:
@@ -67,13 +67,13 @@ def test_adaptation(make: object) -> None:
         form.event(form.noise_multiplier()),
         neighbours="zero-out",
     )
-    assert 0.1 < found.measured < found.claimed
+    assert found.holds
 
 
 def test_a_whole_search() -> None:
     budget = Budget(30.0, 1e-5)
     found = run(stages.search(tune.random_search, canaries=300, budget=budget), 300, Claim(mu=budget.mu))
-    assert 0 < found.measured < found.claimed
+    assert found.holds  # how much one run shows varies: only a false alarm is excluded (1e-8)
 
 
 def test_any_loop_and_its_losses() -> None:
