@@ -136,3 +136,25 @@ def test_the_names_that_most_people_use_have_an_example() -> None:
         "gradients": ["clipped_sum", "Engine"],
     }
     assert {f"tacit.{package}.{name}" for package, names in used.items() for name in names} <= set(EXAMPLES)
+
+
+# Words that nobody searches for, and what the field calls it (docs/glossary.md).
+DIALECT = {
+    "drawn by chance": "Poisson-subsampled",
+    "batches by chance": "Poisson-subsampled batches",
+    "cannot be so": "is invalid",
+    "taken up": "resumed",
+    "take up a": "resume a",
+    "the laboratory": "studies",
+    "nobody hears": "only curator.error receives it",
+    "curator.error is told": "see curator.error",
+}
+ROOT = Path(__file__).parent.parent
+TEXTS = [*sorted((ROOT / "src" / "tacit").rglob("*.py")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
+
+
+@pytest.mark.parametrize("file", TEXTS, ids=[str(file.relative_to(ROOT)) for file in TEXTS])
+def test_the_words_of_the_field_are_used(file: Path) -> None:
+    text = " ".join(file.read_text("utf-8").split())
+    for private, known in DIALECT.items():
+        assert private not in text, f"{file.name} says {private!r}: the field says {known!r}"

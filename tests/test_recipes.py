@@ -153,10 +153,10 @@ BAD = [
     ('name = "x"\nlevel = "high"', 'level must be one of auto or a number; got "high".'),
     ('name = "x"\nprivacy = 1', "privacy must be a table; got 1."),
     ('name = "x"\narms = { method = "tent" }', "arms must be an array of tables; got a table."),
-    ('name = "x"\n[privacy]\nepsilon = -1', "privacy.epsilon cannot be so: Epsilon must be above 0; got -1."),
-    ('name = "x"\n[privacy]\nepsilon = -1\nclip = 2', "privacy.epsilon cannot be so: Epsilon must be above 0"),
-    ('name = "x"\n[privacy]\nepsilon = 1\nclip = -1\ndelta = 2', "privacy cannot be so: It must be at least 0"),
-    ('name = "x"\n[privacy]\nepsilon = 1\nclip = 2\ndelta = 1', "privacy.delta cannot be so: It must be at least 0"),
+    ('name = "x"\n[privacy]\nepsilon = -1', "privacy.epsilon is invalid: Epsilon must be above 0; got -1."),
+    ('name = "x"\n[privacy]\nepsilon = -1\nclip = 2', "privacy.epsilon is invalid: Epsilon must be above 0"),
+    ('name = "x"\n[privacy]\nepsilon = 1\nclip = -1\ndelta = 2', "privacy is invalid: It must be at least 0"),
+    ('name = "x"\n[privacy]\nepsilon = 1\nclip = 2\ndelta = 1', "privacy.delta is invalid: It must be at least 0"),
     ('name = "x"\n[bound]\nthreshold = "x"', "bound.threshold must be a number"),
 ]
 

@@ -100,7 +100,7 @@ def write(path: Path, content: bytes, mode: int = 0o644) -> None:
 def private_folder(ledger: Ledger, private: str | Path | None) -> Path:
     """Where keys go: the given folder, or the one of the ledger's file."""
     if not ledger.durable:
-        raise ValueError("This run's ledger is in memory (not durable), so it cannot be taken up: give ledger= a file.")
+        raise ValueError("This run's ledger is in memory (not durable), so it cannot be resumed: give ledger= a file.")
     if private is not None:
         return Path(private)
     name = ledger.url.removeprefix("sqlite:///")

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import torch
 
 T = TypeVar("T")
-_MEMORY = "There was not enough memory to read some rows. Details may tell of rows: curator.error is told."
+_MEMORY = "There was not enough memory to read some rows. Details may reveal rows: see curator.error."
 
 
 class Refusal(ValueError):

@@ -148,7 +148,7 @@ def test_in_another_process_too(tmp_path: Path) -> None:
     third = fresh(tmp_path / "parts", SAR, form)
     assert resume_adapter(third, tmp_path / "later")
     assert same_bits(whole, third)
-    with pytest.raises(ReceiptError, match="Another process has taken up"):
+    with pytest.raises(ReceiptError, match="Another process has resumed"):
         adapter(batch(3))
 
 
@@ -259,7 +259,7 @@ def test_a_checkpoint_does_not_tell_who_dropped_out(tmp_path: Path) -> None:
 
 
 def test_a_clean_save_stays_exact_when_the_run_went_on_and_saved_again(tmp_path: Path) -> None:
-    """The newest checkpoint goes on exactly; an older one is taken up with the newest count and fresh noise."""
+    """The newest checkpoint goes on exactly; an older one is resumed with the newest count and fresh noise."""
     adapter = run(fresh(tmp_path), 0, 2)
     save_adapter(adapter, tmp_path / "old")
     run(adapter, 2, 3)
@@ -296,11 +296,11 @@ def test_two_processes_on_one_stream(tmp_path: Path, draws: list[float]) -> None
     run(older, 2, 5)
     before = {n: p.detach().clone() for n, p in older.parameters.items()}
     for _ in range(2):
-        with pytest.raises(ReceiptError, match="Another process has taken up the stream"):
+        with pytest.raises(ReceiptError, match="Another process has resumed the stream"):
             older(batch(5))
     assert all(torch.equal(p, before[n]) for n, p in older.parameters.items())
     files = {p: p.read_bytes() for p in tmp_path.iterdir() if p.name.endswith((".secret", ".attendance", "checkpoint"))}
-    with pytest.raises(ReceiptError, match="Another process has taken up the stream"):
+    with pytest.raises(ReceiptError, match="Another process has resumed the stream"):
         save_adapter(older, tmp_path / "checkpoint")
     assert all(path.read_bytes() == content for path, content in files.items())
     run(newer, 5, 8)

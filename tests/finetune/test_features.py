@@ -225,7 +225,7 @@ def test_one_unit_moves_the_statistics_by_at_most_their_bound(bad: float, monkey
 
 def test_standardising_cannot_be_taken_up_and_says_so(ledger: Ledger, tmp_path: Path) -> None:
     how = Standardise(noise=20.0, bound=2.0)
-    with pytest.raises(ValueError, match="cannot be taken up again"):
+    with pytest.raises(ValueError, match="cannot be resumed"):
         run(model(), people(), standardise=how, ledger=ledger, checkpoint=tmp_path / "x")
     with pytest.raises(ValueError, match="for scheme='linear'"):
         run(model(), people(), standardise=how, ledger=ledger, scheme="full")

@@ -115,7 +115,7 @@ BAD = [
         "delta = 1e-5\nepsilom = 3",
         "line 15: there is no key 'epsilom' in budget; did you",
     ),
-    ("epsilon = 8.0", "epsilon = -1.0", "pipeline.toml, line 12: budget cannot be so: Epsilon"),
+    ("epsilon = 8.0", "epsilon = -1.0", "pipeline.toml, line 12: budget is invalid: Epsilon"),
     ('unit = "patient"', 'unit = "sample"', "Rows have owners, so a unit is more than a sample"),
     ("size = 8", "size = 9", "The model does not take these rows"),
     ("steps = 4", 'steps = 4\noptimizer = "dpsgd"', "dpsgd needs batch"),

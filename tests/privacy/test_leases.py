@@ -161,7 +161,7 @@ def test_without_a_secret_all_that_was_leased_is_used(sqlite_url: str) -> None:
     mine += [released(stream) for _ in range(7)]  # the older one uses up its lease, and no more
     with pytest.raises(ReceiptError, match="used up"):
         released(stream)
-    with pytest.raises(ReceiptError, match="Another process has taken up"):
+    with pytest.raises(ReceiptError, match="Another process has resumed"):
         leases.extend(ledger, receipt, 1)
     assert len({x for row in mine + theirs for x in row}) == 45
     ledger.verify()

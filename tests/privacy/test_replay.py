@@ -213,7 +213,7 @@ def test_who_was_overtaken_in_this_process_stops_at_once(ledger: Ledger) -> None
     leases.extend(ledger, receipt, 8)
     first = [released(receipt) for _ in range(2)]
     again, _ = replay.resume(ledger, receipt.id, secret, 0)
-    with pytest.raises(ReceiptError, match="Another process or run has taken up"):
+    with pytest.raises(ReceiptError, match="Another process or run has resumed"):
         released(receipt, value=-0.5)
     leases.extend(ledger, again, 8)
     assert [released(again) for _ in range(2)] == first

@@ -215,7 +215,7 @@ def test_what_is_missing_is_asked_for() -> None:
     assert ledger.entries() == []
 
 
-# Batches drawn by chance
+# Poisson-subsampled batches
 
 
 def sampled(size: int = 400) -> tune.Finetuning:

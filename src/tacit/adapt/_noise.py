@@ -96,7 +96,7 @@ class NoisyStream:
             self._stream = GaussianStream(self._receipt)
 
     def lease(self) -> None:
-        """See to it that the next release is leased; refused if another process has taken up the stream."""
+        """See to it that the next release is leased; refused if another process has resumed the stream."""
         receipt = self._receipt
         if receipt is not None and receipt.used >= (receipt.leased or 0):
             leases.extend(self.account.ledger, receipt, self.account.lease)

@@ -73,11 +73,11 @@ def resume_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | 
             told = facts["adapter"].get(key)
             raise ValueError(f"The checkpoint {path} is of another adapter: its {key} is {told!r}, not {value!r}.")
     if adapter.steps:
-        raise ValueError("This adapter has begun already: take up a checkpoint with a new one.")
+        raise ValueError("This adapter has begun already: resume a checkpoint with a new one.")
     exact = True
     if facts["receipt"] is not None:
         if adapter.stream is None:
-            raise ValueError("This checkpoint is of a private run: take it up with the same privacy and its ledger.")
+            raise ValueError("This checkpoint is of a private run: resume it with the same privacy and its ledger.")
         exact = _resume(adapter, adapter.stream, facts, private)
     _restore(adapter, tensors, facts)
     if adapter.stream is not None:
@@ -123,7 +123,7 @@ def _resume(adapter: Adapter, stream: NoisyStream, facts: dict[str, Any], privat
 
 
 def _describe(adapter: Adapter) -> dict[str, Any]:
-    """What must be the same when a run is taken up."""
+    """What must be the same when a run is resumed."""
     method, classes = adapter.method, adapter.classes
     constants = {each.name.replace("_", " "): getattr(method, each.name) for each in fields(method)}
     anchor, filters = constants.pop("anchor"), repr(method.filters)

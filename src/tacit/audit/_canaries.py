@@ -43,7 +43,7 @@ def gradient_directions(count: int, *, size: float = 1e3) -> tuple[nn.Module, Ca
 
 
 def images(count: int, shape: tuple[int, ...] = (1, 28, 28), *, classes: int = 10, seed: int = 0) -> Canaries:
-    """Images of uniform noise in [0, 1] with labels drawn by chance: nothing that others have in common."""
+    """Images of uniform noise in [0, 1] with random labels: nothing that others have in common."""
     chance = torch.Generator().manual_seed(seed)
     return Canaries(torch.rand(count, *shape, generator=chance), torch.randint(classes, (count,), generator=chance))
 
@@ -63,7 +63,7 @@ def videos(
 
 
 def texts(count: int, length: int = 32, *, vocabulary: int, classes: int = 2, seed: int = 0) -> Canaries:
-    """Sequences of random tokens (``input_ids`` with a full ``attention_mask``), labels drawn by chance."""
+    """Sequences of random tokens (``input_ids`` with a full ``attention_mask``), random labels."""
     chance = torch.Generator().manual_seed(seed)
     ids = torch.randint(vocabulary, (count, length), generator=chance)
     rows = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -29,8 +29,7 @@ from tacit.gradients import filled
 from tacit.privacy import Budget, Guarantee, Ledger, LedgerError, Neighbours, Unit, mechanisms, mu_of_pure, sampling
 
 _UNREADABLE = (
-    "The classifier cannot be run on these batches. Nothing was charged. Details may tell of rows: curator.error "
-    "is told."
+    "The classifier cannot be run on these batches. Nothing was charged. Details may reveal rows: see curator.error."
 )
 
 

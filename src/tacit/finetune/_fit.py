@@ -38,11 +38,11 @@ from tacit.progress import shown
 from tacit.recipes import Progress
 
 _UNREADABLE = (
-    "The data cannot be read. Nothing was charged. What went wrong may tell of rows: curator.error is told (see "
+    "The data cannot be read. Nothing was charged. What went wrong may reveal rows: see curator.error (see "
     "tacit.refusals)."
 )
 _LABELS = (
-    "Some labels cannot be. Nothing was charged. What is wrong with them may tell of rows: curator.error is told (see "
+    "Some labels are invalid. Nothing was charged. What is wrong with them may reveal rows: see curator.error (see "
     "tacit.refusals)."
 )
 
@@ -272,9 +272,9 @@ def fit(
             "and sampling rates and divisors must not depend on it."
         )
     if standardise is not None and checkpoint is not None:
-        raise ValueError("A run with standardise cannot be taken up again: leave checkpoint= out.")
+        raise ValueError("A run with standardise cannot be resumed: leave checkpoint= out.")
     if ledger is None and checkpoint is not None:
-        raise ValueError("A run can be taken up again only if its ledger is a file: give ledger=.")
+        raise ValueError("A run can be resumed only if its ledger is a file: give ledger=.")
     task = _task(task, classes, model)
     check_labels(task, records, curator)
     held_out = None
@@ -297,7 +297,7 @@ def fit(
     store = None if checkpoint is None or ledger is None else Store(checkpoint, ledger, private)
     if store is not None and " at 0x" in settings:
         raise ValueError(
-            "A run is taken up by what its parts print: give your own task or parts a repr of their values."
+            "A run is resumed by what its parts print: give your own task or parts a repr of their values."
         )
     with linear_probe(
         model, records, held_out, scheme=scheme, layers=features, wanted=standardise is not None, curator=curator

@@ -29,8 +29,8 @@ from tacit.recipes import Progress
 Curator = Callable[[int, BoundedSum], None]  # with an attribute `error`, it is told of problems: tacit.refusals
 _UNREADABLE = (
     "Some rows cannot be read, or not together with others: with checkpoint= every row must be readable before the "
-    "charge, so that steps can be replayed. Nothing was charged or released. Details may tell of rows: curator.error "
-    "is told."
+    "charge, so that steps can be replayed. Nothing was charged or released. Details may reveal rows: see "
+    "curator.error."
 )
 
 

@@ -113,7 +113,7 @@ class Optimizer:
             )
         if resumable and isinstance(self.noise, Correlated):
             raise ValueError(
-                "A run with correlated noise cannot be taken up again, for the noise of its past steps is not kept: "
+                "A run with correlated noise cannot be resumed, for the noise of its past steps is not kept: "
                 "leave checkpoint= out."
             )
 
@@ -126,10 +126,9 @@ class Optimizer:
 def DPSGD(  # noqa: N802
     *, batch: int, steps: int, clip: float | Policy = 1.0, **update: Unpack[Options]
 ) -> Optimizer:
-    """DP-SGD: Poisson-subsampled batches of `batch` units on average, per-unit clipping, Gaussian noise (Abadi et al.,
-    2016).
+    """DP-SGD (Abadi et al., 2016): Poisson subsampling of `batch` units on average, per-unit clipping, Gaussian noise.
 
-    Formal guarantee: unit, what `fit` is told; neighbours, add-remove by default. Each step releases one sum of
+    Formal guarantee: unit, that of the data; neighbours, add-remove by default. Each step releases one sum of
     clipped gradients over a Poisson draw with Gaussian noise; `steps` of them are composed by PLD. Empty batches are
     released like all others, and the divisor is `batch`.
 

@@ -27,7 +27,7 @@ UNREADABLE = "The rows of a unit cannot be used: it contributes nothing, in its 
 LATER = "Some rows cannot be read now. Nothing of this step was released: run again to go on."
 DIFFERENT = (
     "Rows cannot be read, or differ in shape or type (up to five units were looked at): give rows of one shape and "
-    "type. Nothing was charged. Details may tell of rows: curator.error is told."
+    "type. Nothing was charged. Details may reveal rows: see curator.error."
 )
 TOGETHER = (
     "The model takes these rows one by one and not together, so it does not keep rows apart. Nothing of this step was "

@@ -1,4 +1,4 @@
-"""Who takes part in a step: drawn by chance at the rate that was charged, or by a fixed plan."""
+"""Who takes part in a step: Poisson-subsampled at the rate that was charged, or by a fixed plan."""
 
 from __future__ import annotations
 

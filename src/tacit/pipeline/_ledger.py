@@ -1,4 +1,4 @@
-"""The ledger of a run that may be killed: what was charged and never left is taken up again, not charged twice.
+"""The ledger of a run that may be killed: what was charged and never left is resumed, not charged twice.
 
 Every stage keeps what it needs to resume (a key, a lease, a saved answer) right after its charge. A kill in between
 leaves a charge that nothing was released from. Every charge of a run has the run's id in its note, so that a resumed
@@ -39,7 +39,7 @@ class RunLedger(Ledger):
         bound: float | None = None,
         seed: int | None = None,
     ) -> Receipt:
-        """As `Ledger.charge`; a charge of this run that was interrupted before anything left is taken up instead."""
+        """As `Ledger.charge`; a charge of this run that was interrupted before anything left is resumed instead."""
         name, note = str(getattr(subject, "name", subject)), f"{note} [run {self.run}]"
         found = self._interrupted(name, events.to_json(event), stage, note)
         if found is None:
@@ -60,7 +60,7 @@ class RunLedger(Ledger):
         self._issued.clear()
 
     def remaining(self, subject: Any) -> Remaining:
-        """As `Ledger.remaining`, with what this run has charged: it is taken up, and not charged again."""
+        """As `Ledger.remaining`, with what this run has charged: it is resumed, and not charged again."""
         left = super().remaining(subject)
         if left.mu is None:
             return left

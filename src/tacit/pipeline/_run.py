@@ -26,7 +26,7 @@ from tacit.pipeline._stages import Work
 from tacit.privacy import Guarantee, Ledger
 from tacit.recipes import Progress
 
-_UNREADABLE = "The data cannot be read. Nothing was charged. What went wrong may tell of rows: curator.error is told."
+_UNREADABLE = "The data cannot be read. Nothing was charged. What went wrong may reveal rows: see curator.error."
 
 
 @dataclass(kw_only=True)

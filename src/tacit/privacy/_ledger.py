@@ -322,7 +322,7 @@ class Ledger:
             if last is not None and last[0] == "settle":
                 raise LedgerError(f"Receipt {receipt.id[:8]} was settled already.")
             if last is not None and last[1].get("holder") != receipt._state.holder:
-                raise LedgerError(f"Another process has taken up receipt {receipt.id[:8]}: its charge stays spent.")
+                raise LedgerError(f"Another process has resumed receipt {receipt.id[:8]}: its charge stays spent.")
             try:
                 used = receipt.counted(used, least=chain.made_before(connection, receipt.id))
                 kept = receipt.close(used)

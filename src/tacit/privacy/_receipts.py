@@ -230,7 +230,7 @@ def consume(receipt: Receipt, kind: type[DpEvent], bound: float) -> tuple[DpEven
                 f"releases were used, and it paid for {paid}."
             )
         if state.overtaken:
-            raise ReceiptError(f"Another process or run has taken up receipt {receipt.id[:8]}: stop here.")
+            raise ReceiptError(f"Another process or run has resumed receipt {receipt.id[:8]}: stop here.")
         if state.leased is not None and state.used >= state.leased:
             raise ReceiptError(f"The lease on receipt {receipt.id[:8]} is used up: lease more releases first.")
         if slot.rate < 1 and drawn is None:

@@ -65,7 +65,7 @@ def held_by(connection: Connection, receipt: Receipt) -> str:
     holder = receipt._state.named()
     last = last_word(connection, receipt.id)
     if last is not None and last["holder"] != holder:
-        raise ReceiptError(f"Another process has taken up the stream of receipt {receipt.id[:8]}: stop here.")
+        raise ReceiptError(f"Another process has resumed the stream of receipt {receipt.id[:8]}: stop here.")
     return holder
 
 

@@ -132,7 +132,7 @@ def _build(cls: type, table: dict[str, Any], where: str) -> Any:
     except ValueError as error:
         blamed = _blame(cls, given, known)
         place = _join(where, blamed) if blamed else where or "the recipe as a whole"
-        raise _Problem(f"{place} cannot be so: {error}", _join(where, blamed) if blamed else where) from None
+        raise _Problem(f"{place} is invalid: {error}", _join(where, blamed) if blamed else where) from None
 
 
 def _blame(cls: type, given: dict[str, Any], known: Mapping[str, Field[Any]]) -> str | None:
@@ -203,7 +203,7 @@ def _scalar(kind: Any, value: Any, where: str) -> Any:
         try:
             return kind(value)
         except ValueError as error:
-            raise _Problem(f"{where} cannot be so: {error}", where) from None
+            raise _Problem(f"{where} is invalid: {error}", where) from None
     raise _wrong(kind, value, where)
 
 

@@ -1,6 +1,6 @@
 """Random search and grid search, with every trial paid for.
 
-Which points are tried is fixed before the first release, so trainables that draw their batches by chance are welcome:
+Which points are tried is fixed before the first release, so trainables that subsample their batches are welcome:
 all their runs and scores are declared first and composed by PLD.
 """
 
@@ -51,7 +51,7 @@ def random_search(
     processes hands the model back pickled.
 
     Formal guarantee: mu^2 = trials * (mu_run^2 + mu_score^2), at most that of the budget and charged run by run; points
-    are drawn without looking at anything. One trial costs mu_run alone. Batches drawn by chance: see `grid_search`.
+    are drawn without looking at anything. One trial costs mu_run alone. Poisson-subsampled batches: see `grid_search`.
 
     Args:
         trainable: `trainable(hyperparameters, mu, receipt)` trains a model on a receipt; `Finetuning` makes one of
@@ -149,7 +149,7 @@ def grid_search(
     people do it who report the winner's epsilon; then the subject has to afford all of them, or nothing is charged.
     `guarantee` is what the search cost, and `final_run_guarantee` is the winner's own.
 
-    Formal guarantee: mu^2 = k * (mu_run^2 + mu_score^2), charged run by run. Where batches are drawn by chance, each
+    Formal guarantee: mu^2 = k * (mu_run^2 + mu_score^2), charged run by run. Where batches are Poisson-subsampled, each
     run is (epsilon, delta)-private where a Gaussian release of mu_run is; all k and their scores are declared before
     the first in the ledger's plan mode and composed by PLD, with mu_run lowered until they fit (or, with `each`,
     refused if they do not).

@@ -43,7 +43,7 @@ def declare(
 ) -> float:
     """See to it that the subject can pay for a run of `mu` at every point, and its score; returns the mu of a run.
 
-    Refused before anything is charged if it cannot. Where batches are drawn by chance, all events are declared in the
+    Refused before anything is charged if it cannot. Where batches are subsampled, all events are declared in the
     plan mode, and unless it is `fixed` the mu is lowered until they fit. No `budget`: exactly what they cost.
     """
     unit_of(session.trainable, unit)

@@ -67,7 +67,7 @@ def adam_without_second_moment(
     the trainable is called with the learning rate lr / (noise + stabiliser) and has to step along m: for a
     `Finetuning`, give it `optimizer=dpgd_wosm`.
 
-    Formal guarantee: one run of the budget's mu (with batches drawn by chance: of its (epsilon, delta), by PLD). The
+    Formal guarantee: one run of the budget's mu (with Poisson-subsampled batches: of its (epsilon, delta), by PLD). The
     learning rate is made of the noise multiplier, the clip and the declared size, which are public: choosing it looks
     at nobody.
 

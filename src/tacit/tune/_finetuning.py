@@ -60,8 +60,8 @@ class Finetuning:
     With scheme "linear" the backbone runs over the data once, here, however many trials there are. Invalid combinations
     are refused here, before any charge.
 
-    Formal guarantee: a run on a receipt of `event`. Of steps over everybody that is worth exactly mu; of batches drawn
-    by chance it is (epsilon, delta)-private where a Gaussian release of mu is, by PLD, and the search composes all
+    Formal guarantee: a run on a receipt of `event`. Of steps over everybody that is worth exactly mu; of subsampled
+    batches it is (epsilon, delta)-private where a Gaussian release of mu is, by PLD, and the search composes all
     runs by PLD as well. A unit's score is the mean over its rows of a number between 0 and 1, each computed from
     its row alone (checked on made-up rows).
 
@@ -138,7 +138,7 @@ class Finetuning:
         self._like = like if scored is None else likeness(scored, training=False)  # of what is scored: no unit decides
 
     def sampled(self, hyperparameters: Hyperparameters) -> bool:
-        """Whether batches are drawn by chance, so that no single mu tells what a run releases."""
+        """Whether batches are Poisson-subsampled, so that no single mu tells what a run releases."""
         return self.optimizer(hyperparameters).sampler.rate(self.size) < 1
 
     def event(self, hyperparameters: Hyperparameters, mu: float, neighbours: Neighbours) -> DpEvent:

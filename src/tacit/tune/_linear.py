@@ -86,7 +86,7 @@ def linear_scaling(
 
     Formal guarantee: that of the plan, held to by the ledger's filter on sums of mu^2, which allows for later charges
     that depend on earlier releases. What is released: every trial's model, its noisy score, and the final model; the
-    line and all decisions are made of these. Trainables that draw their batches by chance (`sampled`) have no single
+    line and all decisions are made of these. Trainables that subsample their batches (`sampled`) have no single
     mu: there the steps of every run are fixed before the first, r decides the learning rate alone, and all runs and
     scores are composed by PLD in the ledger's plan mode.
 

@@ -64,7 +64,7 @@ def optuna_search(
 
     Formal guarantee: mu^2 = of * (mu_run^2 + mu_score^2), at most that of the budget and charged run by run. The
     sampler sees scores that were released, so its choices depend on nothing else; that later charges depend on earlier
-    releases is what the ledger's filter on sums of mu^2 allows for. Batches drawn by chance need a list of runs that is
+    releases is what the ledger's filter on sums of mu^2 allows for. Subsampled batches need a list of runs that is
     fixed in advance, which a sampler does not give: they are refused.
 
     Args:
@@ -100,7 +100,7 @@ def optuna_search(
         raise ValueError("Scores are the higher the better: create the study with direction='maximize'.")
     if is_sampled(trainable, space):
         raise ValueError(
-            "A sampler chooses each run by what was released before, and batches drawn by chance compose only if all "
+            "A sampler chooses each run by what was released before, and subsampled batches compose only if all "
             "runs are fixed in advance: take steps over everybody, or random_search."
         )
     unit = unit_of(trainable, unit)

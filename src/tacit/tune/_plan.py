@@ -45,7 +45,7 @@ class Plan:
     size: int | None = None
     neighbours: Neighbours = Neighbours.ADD_REMOVE
     unit: Unit = Unit.SAMPLE
-    composed: Guarantee | None = None  # by PLD, where batches are drawn by chance and no sum of mu^2 tells
+    composed: Guarantee | None = None  # by PLD, where batches are Poisson-subsampled and no sum of mu^2 tells
 
     @property
     def mu1(self) -> float:

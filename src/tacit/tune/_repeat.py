@@ -139,7 +139,7 @@ def repeat_and_select(
     - Poisson-subsampled runs: fix the steps and the batch (equal ends), for no trial may cost more than another.
 
     Formal guarantee: (epsilon, delta) of the budget for what is returned: the winner's model and hyperparameters. One
-    trial draws its point by chance from the box, trains, and releases a noisy score; whatever the point, that is RDP as
+    trial draws its point at random from the box, trains, and releases a noisy score; whatever the point, that is RDP as
     the inner event is. The best of a truncated negative binomial or Poisson number of independent trials is then RDP by
     theorems 2 and 6 of Papernot & Steinke, which is what the one charge of the ledger says. It does not hold for who
     sees the number of trials, their timing, or anything of a trial that lost. A trainable that returns without a
@@ -239,7 +239,7 @@ def _sampled(trainable: Any, ends: list[Hyperparameters], budget: Budget, relati
     first, last = (trainable.event_with(end, 1.0) for end in ends)
     if not same(first, last):
         raise ValueError(
-            "Batches drawn by chance cost differently with other steps or batches, and all trials of this search must "
+            "Subsampled batches cost differently with other steps or batches, and all trials of this search must "
             "cost the same: fix steps and batch in the space (equal ends)."
         )
     one = partial(trainable.event_with, ends[0])

@@ -1,4 +1,4 @@
-"""Searches with trainables whose batches are drawn by chance: all runs fixed in advance, and composed by PLD.
+"""Searches over trainables with Poisson-subsampled batches: all runs fixed in advance, and composed by PLD.
 
 sqrt(sum mu^2) says nothing of Poisson batches, and PLDs compose only what was fixed before the first release (a run
 whose number of steps depends on a score was not). So the steps of every run, the final one included, are fixed first;
@@ -20,7 +20,7 @@ from tacit.tune._trials import event_of
 
 
 def is_sampled(trainable: Trainable, space: Space) -> TypeGuard[Sampled]:
-    """Whether any point of the box has batches drawn by chance."""
+    """Whether any point of the box has Poisson-subsampled batches."""
     return any(sampled_at(trainable, space.decompose(end)) for end in space.ends)
 
 

@@ -115,7 +115,7 @@ class SearchSession:
         if self.curator is not None:
             self.curator(Trial(hyperparameters=point, mu=mu, score=None, receipt=receipt.id), said)
         raise RunFailed(
-            f"The run on {receipt} failed, and stays charged. What went wrong may tell of rows: curator= is told."
+            f"The run on {receipt} failed, and stays charged. What went wrong may reveal rows: see curator=."
         )
 
     def tell(self, what: str, done: int, total: int) -> None:

@@ -23,8 +23,8 @@ from tacit.tune._trials import GRID
 
 Candidate = TypeVar("Candidate")
 _FAILED = (
-    "The score of a candidate cannot be computed. Nothing was charged. What went wrong may tell of rows: curator.error "
-    "is told. Score unit by unit (tune.by_unit), and a unit that fails counts as zero."
+    "The score of a candidate cannot be computed. Nothing was charged. What went wrong may reveal rows: see "
+    "curator.error. Score unit by unit (tune.by_unit), and a unit that fails counts as zero."
 )
 
 

@@ -105,7 +105,7 @@ class Space:
         return math.log(self.clamp(r) / low) / math.log(high / low) if high > low else 0.0
 
     def draw(self, chance: random.Random) -> Hyperparameters:
-        """A point by chance, each value log-uniform and independent of the others (the paper's third way)."""
+        """A random point, each value log-uniform and independent of the others (the paper's third way)."""
         values = {name: low * (high / low) ** chance.random() for name, (low, high) in self.ranges.items()}
         return self._point(values)
 

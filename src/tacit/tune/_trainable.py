@@ -69,7 +69,7 @@ class Priced(Trainable, Protocol):
 
 @runtime_checkable
 class Sampled(Priced, Protocol):
-    """May draw its batches by chance."""
+    """May subsample its batches (Poisson)."""
 
     def sampled(self, hyperparameters: Hyperparameters) -> bool: ...
 
@@ -106,5 +106,5 @@ def own_unit(whose: object) -> str | None:
 
 
 def sampled_at(trainable: object, point: Hyperparameters) -> bool:
-    """Whether a run at this point draws its batches by chance."""
+    """Whether a run at this point subsamples its batches (Poisson)."""
     return isinstance(trainable, Sampled) and trainable.sampled(point)

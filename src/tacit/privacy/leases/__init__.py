@@ -1,4 +1,4 @@
-"""Long streams that outlive a process: releases are leased in blocks, durably, and a stream can be taken up again."""
+"""Long streams that outlive a process: releases are leased in blocks, durably, and a stream can be resumed."""
 
 from tacit.privacy._resume import given, held_by, last_word, note, stop_at_start
 from tacit.privacy.leases._leases import (

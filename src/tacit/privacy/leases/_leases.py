@@ -1,11 +1,11 @@
-"""Long streams that outlive a process: releases are leased in blocks, durably, and a stream can be taken up again.
+"""Long streams that outlive a process: releases are leased in blocks, durably, and a stream can be resumed.
 
 A lease is an entry of the ledger which says "up to release n"; nothing is written per release. After a kill, whatever
 was leased counts as used, for nobody knows how far the process came: the stream goes on behind the lease with a fresh
 key. After a clean ``save`` it goes on exactly where it stopped, with the same key and the same correlated noise, from
 a secret that the caller keeps in a private file and that is worth nothing a second time.
 
-Formal guarantee: no two processes ever hold the same releases of a receipt. Each process that takes a stream up gets a
+Formal guarantee: no two processes ever hold the same releases of a receipt. Each process that resumes a stream gets a
 holder's name, written into the chain; a lease is only granted to the last holder, and a saved state is handed out once,
 in the transaction that writes who took it. A process that was overtaken and still runs can do no more than use up the
 lease it has: these releases have a key of their own, count as made and never come back. (The exception is ``replay``,
@@ -78,7 +78,7 @@ def settled(ledger: Ledger, receipt_id: str) -> bool:
 
 
 def check_holder(ledger: Ledger, receipt: Receipt) -> None:
-    """Refuse a process whose stream another one has taken up."""
+    """Refuse a process whose stream another one has resumed."""
     with ledger._transaction() as connection:
         resuming.held_by(connection, receipt)
 
@@ -129,7 +129,7 @@ def resume(ledger: Ledger, receipt_id: str, secret: Secret | None) -> tuple[Rece
     """
     told = ledger.receipt(receipt_id)
     if not isinstance(told.event, StreamDpEvent):
-        raise ReceiptError(f"Receipt {receipt_id[:8]} paid for no stream: there is nothing to take up.")
+        raise ReceiptError(f"Receipt {receipt_id[:8]} paid for no stream: there is nothing to resume.")
     receipt, exact = _resume(ledger, told, secret)
     stream = GaussianStream(receipt)
     if exact and secret is not None:
@@ -141,7 +141,7 @@ def resume_after_lease(ledger: Ledger, receipt_id: str) -> Receipt:
     """Take up separate releases behind whatever was leased, with a fresh key; what was leased counts as made."""
     told = ledger.receipt(receipt_id)
     if isinstance(told.event, StreamDpEvent):
-        raise ReceiptError(f"Receipt {receipt_id[:8]} paid for a stream: take it up with resume.")
+        raise ReceiptError(f"Receipt {receipt_id[:8]} paid for a stream: resume it with resume.")
     return _resume(ledger, told, None)[0]
 
 

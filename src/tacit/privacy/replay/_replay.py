@@ -3,7 +3,7 @@
 Training that dies goes back to its last checkpoint, and the steps in between have been released already. Drawing new
 noise for them would release them twice; so they are computed again with the noise and the sampling that they had.
 
-Formal guarantee: a receipt is taken up only with the key that was kept when it was new (the ledger has its digest), by
+Formal guarantee: a receipt is resumed only with the key that was kept when it was new (the ledger has its digest), by
 one process at a time (the last one that the chain names; an older one can lease and settle nothing). Replaying release
 t with the same key, the same model and the same data gives the value that was, or would have been, released: nothing
 new about anybody. That model and data are the same is the caller's to check, by fingerprints, before it replays; that
@@ -34,7 +34,7 @@ def keep(ledger: Ledger, receipt: Receipt) -> str:
     if receipt.used:
         raise ReceiptError("A key is kept before the first release, not after it.")
     if isinstance(receipt.event, StreamDpEvent):
-        raise ReceiptError("A stream is saved and taken up through tacit.privacy.leases.")
+        raise ReceiptError("A stream is saved and resumed through tacit.privacy.leases.")
     check_charged(receipt)
     resuming.stop_at_start(receipt)  # nothing is released that the chain does not know was given away
     secret = receipt._key.secret()
