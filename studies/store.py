@@ -7,6 +7,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -96,11 +97,21 @@ def read(path: Path) -> dict[str, Any]:
     return told
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file beside `path`, of the same suffix, that takes its place when it is written."""
+    partial = path.with_name(f"{path.stem}.{os.getpid()}.part{path.suffix}")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def write(path: Path, told: dict[str, Any]) -> None:
     """Write a file that is there as a whole or not at all."""
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps(told, indent=1), "utf-8")
-    partial.replace(path)
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(told, indent=1), "utf-8")
 
 
 def damaged(path: Path) -> ValueError:

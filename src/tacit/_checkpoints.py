@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from tacit._files import write_atomically
 from tacit.privacy import Ledger
+
+write = write_atomically  # all of it or nothing
 
 
 def pack(kind: str, version: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> bytes:
@@ -80,21 +82,6 @@ def metadata(raw: bytes) -> dict[str, str]:
     """The words in a file of tensors."""
     length = int.from_bytes(raw[:8], "little")
     return dict(json.loads(raw[8 : 8 + length])["__metadata__"])
-
-
-def write(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """All of it or nothing: to a file beside it, to the disk, then in its place."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    try:
-        with os.fdopen(file, "wb") as out:
-            out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def private_folder(ledger: Ledger, private: str | Path | None) -> Path:

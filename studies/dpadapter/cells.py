@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import nn
 
 from studies.dpadapter.arms import Downstream, Upstream
 from studies.dpadapter.data import Data
+from studies.store import replacing
 from tacit.finetune import Evaluation
 from tacit.finetune import fit as finetune
 from tacit.models import ConvNet, ResNet, load_net, save_net
@@ -148,9 +148,8 @@ def weights(cell: Before) -> nn.Module:
         training = vars(how.train) | {"seed": cell.seed}
         fit(model, cell.data.rows("public"), public=True, **vars(how.perturb), **training)
     cell.folder.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}")
-    save_net(model, partial, **told)
-    partial.replace(path)
+    with replacing(path) as partial:
+        save_net(model, partial, **told)
     return model.eval()
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from studies.store import replacing
 from tacit.calibrate import read_outputs
 from tacit.data import Split, fashion_mnist, shifts
 from tacit.models import embedded
@@ -68,9 +69,8 @@ def shifted(config: Shifted, folder: Path, progress: Progress) -> list[DataSet]:
     if not path.exists():
         found = _compute(config, progress)
         folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f"{key}.part.npz"
-        np.savez(partial, allow_pickle=False, **found)
-        partial.replace(path)
+        with replacing(path) as partial:
+            np.savez(partial, allow_pickle=False, **found)
     with np.load(path, allow_pickle=False) as file:
         labels = file["labels"]
         return [DataSet(name=name, key=f"{key} {name}", logits=file[name], labels=labels) for name in config.names]

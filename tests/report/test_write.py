@@ -149,7 +149,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
     if broken == "fsync":
         monkeypatch.setattr(os, "fsync", full)
     else:
-        monkeypatch.setattr(Path, "replace", full)
+        monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match=r"cannot be written to .*: No space left on device\. No file is left half"):
         write_files(tmp_path, {"a.txt": "new", "b.txt": "new"})
     assert calls == [1]

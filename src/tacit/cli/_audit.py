@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from tacit._files import write_atomically
 from tacit.cli._output import AsJson, console, print_json
 
 if TYPE_CHECKING:
@@ -152,6 +153,4 @@ def _write(page: Path, text: str) -> None:
     if _BEGIN not in before or _END not in before:
         raise ValueError(f"{page} has no place for the table: put {_BEGIN} and {_END} there.")
     head, tail = before.split(_BEGIN)[0], before.split(_END)[1]
-    partial = page.with_name(page.name + ".part")
-    partial.write_text(f"{head}{_BEGIN}\n\n{text}\n{_END}{tail}")
-    partial.replace(page)
+    write_atomically(page, f"{head}{_BEGIN}\n\n{text}\n{_END}{tail}")

@@ -14,6 +14,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from tacit._files import write_atomically
 from tacit.cli._output import AsJson, console, print_json
 
 if TYPE_CHECKING:
@@ -151,9 +152,7 @@ def export(
     if out is None:
         typer.echo(text, nl=False)
         return
-    partial = out.with_name(out.name + ".part")
-    partial.write_text(text)
-    partial.replace(out)  # all of it or nothing
+    write_atomically(out, text)
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:

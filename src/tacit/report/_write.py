@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import tempfile
-import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tacit import __version__
+from tacit._files import replacing
 from tacit.privacy import Ledger
 from tacit.report._attacked import attacked_section, attacked_text
 from tacit.report._card import CARD, FACTS, FEW, NEVER_COVERED, REPORT, card, weakest
@@ -147,22 +147,14 @@ def write_pictures(out: Path, sections: Sequence[Section]) -> list[Path]:
 def write_files(out: Path, files: Mapping[str, str]) -> None:
     """Write files of a folder so that each is there as a whole, the old or the new one, whatever happens."""
     prepare(out)
-    partial = {name: out / f".{name}.{uuid.uuid4().hex}.part" for name in files}
     try:
-        for name, text in files.items():
-            with partial[name].open("x", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-        for name in files:
-            partial[name].replace(out / name)
+        with ExitStack() as written:  # none takes its place before all are written
+            for name, text in files.items():
+                written.enter_context(replacing(out / name)).write_text(text, "utf-8")
     except OSError as error:
         raise OSError(
             f"The report cannot be written to {out}: {_reason(error)}. No file is left half-written."
         ) from error
-    finally:
-        for part in partial.values():
-            part.unlink(missing_ok=True)
 
 
 def plain(value: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tacit._files import write_atomically
 from tacit.privacy import mu_of
 from tacit.tune._space import Hyperparameters, Space, Way
 
@@ -65,10 +65,7 @@ class Line:
 
     def save(self, path: str | Path) -> None:
         """Write the line as JSON; whole or not at all."""
-        path = Path(path)
-        partial = path.with_name(f"{path.name}.{os.getpid()}")
-        partial.write_text(json.dumps({"format": _FORMAT} | asdict(self), indent=1))
-        partial.replace(path)
+        write_atomically(path, json.dumps({"format": _FORMAT} | asdict(self), indent=1))
 
     @classmethod
     def load(cls, path: str | Path) -> Line:

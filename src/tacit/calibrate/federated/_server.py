@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from tacit._files import write_atomically
 from tacit.calibrate._calibrator import Calibrator
 from tacit.calibrate._methods import METHODS, SignedGap
 from tacit.calibrate._transport import CalibrationError
@@ -79,11 +78,8 @@ def server_app() -> ServerApp:
 
 def _write(out: str, value: dict[str, Any]) -> None:
     """The whole file or none."""
-    if not out:
-        return
-    partial = Path(f"{out}.{os.getpid()}.part")
-    partial.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
-    partial.replace(out)
+    if out:
+        write_atomically(out, json.dumps(value, indent=2) + "\n")
 
 
 app = server_app()
