@@ -176,3 +176,35 @@ def test_a_broken_image_or_label_is_told_to_nobody(home: Path) -> None:
         pipeline.run(pipeline.read(home / "pipeline.toml"), home / "elsewhere")
     assert "7" not in str(told.value)
     assert "p3" not in str(told.value)
+
+
+def test_rows_of_a_patient_and_views_of_a_row(home: Path) -> None:
+    (home / "pipeline.toml").write_text(IMAGES + FINETUNE + "rows_each = 1\naugment = 2\n")
+    outcome = pipeline.run(pipeline.read(home / "pipeline.toml"), home / "out")
+    assert outcome.total.epsilon == pytest.approx(8.0, rel=1e-9)  # views of a row are their patient's
+    assert outcome.fitted is not None
+    assert outcome.fitted.steps == 4
+
+
+def test_pretraining_on_public_images_comes_first_and_costs_nothing(home: Path) -> None:
+    make_images(home, "public.csv", 20, seed=5)
+    public = """
+[pretrain]
+public = true
+epochs = 2
+batch = 5
+lr = 0.05
+
+[pretrain.data]
+kind = "images"
+folder = "images"
+table = "public.csv"
+size = 8
+"""
+    (home / "pipeline.toml").write_text(IMAGES + public + FINETUNE.replace('"selective"', '"linear"'))
+    seen: list[str] = []
+    outcome = pipeline.run(
+        pipeline.read(home / "pipeline.toml"), home / "out", after=lambda stage, _: seen.append(stage)
+    )
+    assert seen == ["pretrain", "finetune"]
+    assert {entry.body["stage"] for entry in outcome.ledger.entries() if entry.kind == "charge"} == {"finetune"}

@@ -58,20 +58,36 @@ class Loaded:
             yield self.batch(places), None if self.owners is None else [self.owners[i] for i in places]
 
 
-def load(recipe: Pipeline, data: Data, built: Built, *, labelled: bool = True, public: bool = False) -> Loaded:
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """How the rows of a unit are shown in training: at most so many at a time, each in so many views."""
+
+    rows_each: int | None = None
+    augment: int | None = None
+
+
+def load(
+    recipe: Pipeline,
+    data: Data,
+    built: Built,
+    *,
+    labelled: bool = True,
+    public: bool = False,
+    shown: Shown = Shown(),  # noqa: B008
+) -> Loaded:
     """Everything that a stage needs of its data; nothing is charged, and no message tells of a row."""
     unit = None if public else recipe.budget.unit
     if isinstance(data, Embedded):
-        return _embedded(data, unit)
+        return _embedded(data, unit, shown)
     if unit not in (None, "sample") and data.unit_ids is None and not (isinstance(data, Video) and unit == "video"):
         raise Refusal(f"The budget protects a {unit}, and nothing says whose each row is: name the column unit_ids.")
     if data.unit_ids is not None and unit == "sample":
         raise Refusal('Rows have owners, so a unit is more than a sample: say budget.unit, such as "patient".')
     if isinstance(data, Images):
-        return _images(recipe, data, built, unit, labelled=labelled)
+        return _images(recipe, data, built, unit, labelled=labelled, shown=shown)
     if isinstance(data, Texts):
-        return _texts(recipe, data, built, unit, labelled=labelled)
-    return _video(recipe, data, unit, labelled=labelled)
+        return _texts(recipe, data, built, unit, labelled=labelled, shown=shown)
+    return _video(recipe, data, unit, labelled=labelled, shown=shown)
 
 
 def load_outputs(recipe: Pipeline, data: Outputs, source: str) -> tuple[Any, Any, Any]:
@@ -99,7 +115,7 @@ def _labels(data: Images | Texts | Video, columns: dict[str, list[str]], rows: i
     return sets.read_labels(columns[data.label], data.classes, data.table or "the table")
 
 
-def _images(recipe: Pipeline, data: Images, built: Built, unit: str | None, *, labelled: bool) -> Loaded:
+def _images(recipe: Pipeline, data: Images, built: Built, unit: str | None, *, labelled: bool, shown: Shown) -> Loaded:
     if built.shape is None:
         raise Refusal("This model does not say what images it takes: say data.size.")
     folder = recipe.path(data.folder)
@@ -109,7 +125,14 @@ def _images(recipe: Pipeline, data: Images, built: Built, unit: str | None, *, l
     names = columns[data.file]
     files = sets.ImageFiles([folder / name for name in names], _labels(data, columns, len(names)), shape=built.shape)
     owners = columns.get(data.unit_ids or "") if unit else None
-    table = TensorRecords(files, files.labels, owners, unit=unit if owners else None)
+    table = TensorRecords(
+        files,
+        files.labels,
+        owners,
+        unit=unit if owners else None,
+        rows_each=shown.rows_each,
+        augment=shown.augment,
+    )
     return Loaded(
         records=table,
         inputs=table.read,
@@ -120,7 +143,9 @@ def _images(recipe: Pipeline, data: Images, built: Built, unit: str | None, *, l
     )
 
 
-def _texts(recipe: Pipeline, data: Texts, built: Built, unit: str | None, *, labelled: bool) -> Loaded:
+def _texts(recipe: Pipeline, data: Texts, built: Built, unit: str | None, *, labelled: bool, shown: Shown) -> Loaded:
+    if shown.augment is not None:
+        raise Refusal("finetune.augment flips and shifts images: leave it out for texts.")
     if built.tokenizer is None:
         raise Refusal("Texts need a model with a tokenizer: transformers:NAME_OR_FOLDER.")
     columns = _columns(recipe, data, data.text, labelled=labelled)
@@ -133,6 +158,7 @@ def _texts(recipe: Pipeline, data: Texts, built: Built, unit: str | None, *, lab
         owners,
         unit=unit if owners else None,
         max_length=data.max_length,
+        rows_each=shown.rows_each,
     )
     return Loaded(
         records=records,
@@ -144,7 +170,9 @@ def _texts(recipe: Pipeline, data: Texts, built: Built, unit: str | None, *, lab
     )
 
 
-def _video(recipe: Pipeline, data: Video, unit: str | None, *, labelled: bool) -> Loaded:
+def _video(recipe: Pipeline, data: Video, unit: str | None, *, labelled: bool, shown: Shown) -> Loaded:
+    if shown.augment is not None:
+        raise Refusal("finetune.augment is for images: of a video, data.clips are shown.")
     folder, clips = recipe.path(data.folder), sets.VideoClips
     how: dict[str, Any] = {
         "clips": data.clips,
@@ -166,7 +194,9 @@ def _video(recipe: Pipeline, data: Video, unit: str | None, *, labelled: bool) -
         names = columns[data.file]
         found = clips([folder / name for name in names], _labels(data, columns, len(names)), **how)
     owners = columns.get(data.unit_ids or "") if unit else None
-    records: Records = found if owners is None else found.group_by(owners, unit=unit or "video")
+    records: Records = (
+        found if owners is None else found.group_by(owners, unit=unit or "video", at_most=shown.rows_each)
+    )
     return Loaded(
         records=records,
         inputs=lambda places: found.rows(places, None).inputs,
@@ -177,7 +207,7 @@ def _video(recipe: Pipeline, data: Video, unit: str | None, *, labelled: bool) -
     )
 
 
-def _embedded(data: Embedded, unit: str | None) -> Loaded:
+def _embedded(data: Embedded, unit: str | None, shown: Shown) -> Loaded:
     if unit not in (None, "sample"):
         raise Refusal('Every embedded image is a person of its own: say budget.unit = "sample".')
     images, labels = sets.fashion_mnist(data.split)
@@ -190,7 +220,7 @@ def _embedded(data: Embedded, unit: str | None) -> Loaded:
     if data.shift is not None:
         images = sets.shifts.corrupt(images, data.shift, data.severity, seed=0)
     pixels = images.float() / 255
-    table = TensorRecords(pixels, labels)
+    table = TensorRecords(pixels, labels, augment=shown.augment)
     dealt = [f"source-{place % data.sources + 1}" for place in range(len(labels))]
     return Loaded(records=table, inputs=table.read, labels=labels, blank=torch.zeros(1, 1, 28, 28), sources=dealt)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from tacit import recipes
@@ -12,8 +13,14 @@ from tacit.report import Cell, Column, Section, Table, write_run
 MODEL = "model"
 
 
-def write(outcome: Outcome) -> dict[str, Any]:
-    """Write everything; returns what `run.json` says."""
+def write(outcome: Outcome, *, before: Sequence[Section] = (), more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Write everything; returns what `run.json` says.
+
+    Args:
+        outcome: What `run` returned.
+        before: Sections of one's own, above the others.
+        more: Facts of one's own. Both are shown as they are: give nothing of private rows.
+    """
     recipe, out = outcome.recipe, outcome.out
     title = recipe.title or "A private pipeline"
     if recipe.model is not None:
@@ -23,9 +30,9 @@ def write(outcome: Outcome) -> dict[str, Any]:
         title=title,
         lead="Each stage was charged to one ledger before it looked at private data; the total is for somebody who is "
         "in all of the data.",
-        sections=sections(outcome),
+        sections=[*before, *sections(outcome)],
         ledgers=[outcome.ledger],
-        facts=facts(outcome),
+        facts=facts(outcome) | dict(more or {}),
         assumptions=assumptions(outcome),
         not_covered=not_covered(outcome),
         about={"kind": "pipeline", "recipe": recipes.plain(recipe), "fingerprint": recipes.fingerprint(recipe)},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,7 +66,14 @@ def read(path: str | Path) -> Pipeline:
     return recipe
 
 
-def run(recipe: Pipeline, out: str | Path, *, progress: Progress | bool = False, curator: object = None) -> Outcome:
+def run(
+    recipe: Pipeline,
+    out: str | Path,
+    *,
+    progress: Progress | bool = False,
+    curator: object = None,
+    after: Callable[[str, torch.nn.Module], None] | None = None,
+) -> Outcome:
     """Carry out a recipe; call it again after a kill, and it goes on.
 
     Args:
@@ -73,6 +81,7 @@ def run(recipe: Pipeline, out: str | Path, *, progress: Progress | bool = False,
         out: The folder of results and checkpoints.
         progress: True shows a bar.
         curator: Told of what went wrong with private rows (`tacit.refusals`); nobody else is.
+        after: Called after each stage with its name and the model, which is released: to score it on public data.
 
     Returns:
         The model and what each stage came to, with the ledger that paid.
@@ -108,28 +117,38 @@ def run(recipe: Pipeline, out: str | Path, *, progress: Progress | bool = False,
         outcome = Outcome(recipe=recipe, out=Path(out), plan=made, ledger=ledger, shape=str(built.shape or ""))
         outcome.tokenizer = built.tokenizer
         outcome.blank = next((rows.blank for rows in loaded.values() if rows.blank is not None), None)
-        _stages_in_order(work, outcome)
+        _stages_in_order(work, outcome, after)
         outcome.model = work.model
         return outcome
 
 
-def _stages_in_order(work: Work, outcome: Outcome) -> None:
+def _stages_in_order(work: Work, outcome: Outcome, after: Callable[[str, torch.nn.Module], None] | None) -> None:
     recipe = work.recipe
+    tell = after or _nothing
     if recipe.pretrain is not None:
         work.model = _stages.run_pretrain(work, recipe.pretrain)
+        tell("pretrain", work.model)
     if recipe.tune is not None and recipe.finetune is not None:
         outcome.tuned = _tuning.run_tune(work, recipe.tune, recipe.finetune)
         work.model = outcome.tuned.model
+        tell("finetune", work.model)
     elif recipe.finetune is not None:
         outcome.fitted = _stages.run_finetune(work, recipe.finetune)
         work.model = outcome.fitted.model
+        tell("finetune", work.model)
     if recipe.adapt is not None:
         outcome.adapter = _adapting.run_adapt(work, recipe.adapt)
+        tell("adapt", work.model)
         outcome.batches = -(-len(work.loaded["adapt"]) // recipe.adapt.batch)
     if recipe.calibrate is not None:
         outcome.result = _stages.run_calibrate(work, recipe.calibrate)
     if recipe.audit is not None:
         outcome.findings = list(audit.ledger(work.ledger, trials=recipe.audit.trials))
+
+
+def _nothing(stage: str, model: torch.nn.Module) -> None:
+    """What is done after a stage if nobody asks for anything."""
+    del stage, model
 
 
 def _load(recipe: Pipeline, built: Built) -> dict[str, _data.Loaded]:
@@ -138,7 +157,8 @@ def _load(recipe: Pipeline, built: Built) -> dict[str, _data.Loaded]:
     if recipe.pretrain is not None:
         found["pretrain"] = _data.load(recipe, recipe.pretrain.data, built, public=True)
     if recipe.finetune is not None and recipe.data is not None:
-        found["data"] = _data.load(recipe, recipe.data, built)
+        shown = _data.Shown(rows_each=recipe.finetune.rows_each, augment=recipe.finetune.augment)
+        found["data"] = _data.load(recipe, recipe.data, built, shown=shown)
         if recipe.finetune.evaluate is not None:
             found["evaluate"] = _data.load(recipe, recipe.finetune.evaluate, built, public=True)
     if recipe.adapt is not None:

@@ -289,6 +289,8 @@ class Calibrate(Spending):
     data: Images | Texts | Embedded | Outputs
     sources: tuple[str, ...]
     method: Literal["signed-gap", "acc-t", "nll-t", "ece-t", "histogram"] = "signed-gap"
+    low: float = 0.5  # the temperatures that are searched
+    high: float = 5.0
     cautious: bool = True
     sizes: tuple[int, ...] | None = None  # the public numbers of units of the sources
 
@@ -298,6 +300,8 @@ class Calibrate(Spending):
             raise ValueError("sources are one or more different names.")
         if self.sizes is not None and len(self.sizes) != len(self.sources):
             raise ValueError("sizes has one number for each of the sources.")
+        if not 0.01 <= self.low < self.high <= 100:
+            raise ValueError(f"temperatures go from low to high within 0.01 and 100; got {self.low:g}, {self.high:g}.")
 
 
 @dataclass(frozen=True, kw_only=True)

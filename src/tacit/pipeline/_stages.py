@@ -121,7 +121,9 @@ def run_calibrate(work: Work, told: Calibrate) -> calibrate.Result:
 
 def calibrator_of(told: Calibrate, part: Part) -> calibrate.Calibrator:
     """Who asks."""
-    return calibrate.Calibrator(budget=part.spend, method=calibrate.METHODS[told.method](), cautious=told.cautious)
+    ends = {} if told.method == "histogram" else {"low": told.low, "high": told.high}
+    method = calibrate.METHODS[told.method](**ends)
+    return calibrate.Calibrator(budget=part.spend, method=method, cautious=told.cautious)
 
 
 def sources_of(work: Work, told: Calibrate, part: Part) -> list[calibrate.Source]:
