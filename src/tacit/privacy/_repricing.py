@@ -29,7 +29,14 @@ class PricedTooLow(UserWarning):
 
 @dataclass(frozen=True, kw_only=True)
 class Underpriced:
-    """A charge whose recorded cost is below today's price; both as the subject's filter counts them."""
+    """A charge whose recorded cost is below today's price; both as the subject's filter counts them.
+
+    Args:
+        seq: The charge's number in the ledger.
+        subject: Which subject was charged.
+        recorded: The cost that the ledger has.
+        price: What the same event costs today.
+    """
 
     seq: int
     subject: str
