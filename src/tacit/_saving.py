@@ -13,6 +13,7 @@ from torch import nn
 
 from tacit import __version__
 from tacit._folders import replaced
+from tacit._json import to_plain
 from tacit.models import RESULT_FILES, WeightFormat, save_weights
 
 
@@ -57,7 +58,7 @@ def save_result(
             "weights": {"file": str(written[0]), "format": format, "sha256": _sha256(weights)},
             "ledgers": [book.facts() for book in about.ledgers],
         }
-        (part / "guarantee.json").write_text(json.dumps(_plain(facts), indent=2, ensure_ascii=False) + "\n", "utf-8")
+        (part / "guarantee.json").write_text(json.dumps(to_plain(facts), indent=2, ensure_ascii=False) + "\n", "utf-8")
         (part / "privacy-card.md").write_text(card(result, title=about.title), "utf-8")
     return out
 
@@ -65,9 +66,3 @@ def save_result(
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _plain(value: Any) -> Any:
-    from tacit.report import plain
-
-    return plain(value)

@@ -9,8 +9,8 @@ import pytest
 
 from tacit.privacy import Budget, Ledger, epsilon_of, events
 from tacit.report import _describe_events as words
+from tacit.report import plain
 from tacit.report._ledger import NOT_DURABLE, SEEDED, Book, alike, heads, overall, overview
-from tacit.report._write import plain
 
 
 @pytest.fixture

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tacit._json import to_number, to_plain
 from tacit._saving import save_result
 from tacit.calibrate._merging import with_temperature
 from tacit.calibrate._outputs import FLOOR, bin_of
-from tacit.calibrate._wire import checked, make, number_from_json, number_to_json
+from tacit.calibrate._wire import checked, make
 from tacit.privacy import Guarantee, Neighbours, Unit
 
 CALIBRATION = "calibration.json"  # beside weights that it is not merged into
@@ -85,12 +86,12 @@ class Result:
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {key: _plain(value) for key, value in asdict(self).items()}
+        return {key: to_plain(value) for key, value in asdict(self).items()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Result:
         known = {key: tuple(value) if isinstance(value, list) else value for key, value in checked(cls, data).items()}
-        return make(cls, known | {"epsilon": number_from_json(known.get("epsilon", 0.0))})
+        return make(cls, known | {"epsilon": to_number(known.get("epsilon", 0.0))})
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(str(self))}</p>{self.guarantee._repr_html_()}"
@@ -187,9 +188,3 @@ def binned(logits: Tensor, table: Tensor) -> Tensor:
     capped = order.indices.argsort(dim=-1) < first
     new = torch.where(capped, cap.expand_as(shared), shared).scatter(-1, top.indices, confidence)
     return new.clamp_min(FLOOR * FLOOR).log()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return number_to_json(value)
-    return list(value) if isinstance(value, tuple) else value

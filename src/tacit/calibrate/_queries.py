@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tacit._json import to_number, to_plain
 from tacit.calibrate._statistics import Noise, Statistic
-from tacit.calibrate._wire import checked, make, number_from_json, number_to_json
+from tacit.calibrate._wire import checked, make
 from tacit.privacy import Neighbours, events
 from tacit.privacy.events import DpEvent
 
@@ -48,12 +49,12 @@ class Price:
         return statistic.sensitivity(self.noise, neighbours) / self.amount
 
     def to_json(self) -> dict[str, Any]:
-        return {"noise": self.noise, "amount": number_to_json(self.amount)}
+        return {"noise": self.noise, "amount": to_plain(self.amount)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Price:
         known = checked(cls, data)
-        return make(cls, {**known, "amount": number_from_json(known.get("amount"))})
+        return make(cls, {**known, "amount": to_number(known.get("amount"))})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit._deprecation import renamed_argument
+from tacit._json import to_number, to_plain
 from tacit._refusals import attempt
 from tacit._unit_ids import distinct
 from tacit.calibrate._answers import Refused, book_of
@@ -22,7 +23,7 @@ from tacit.calibrate._outputs import Outputs
 from tacit.calibrate._queries import NOISES, Answer, Price, Query
 from tacit.calibrate._search import Ask
 from tacit.calibrate._statistics import Noise
-from tacit.calibrate._wire import checked, make, number_from_json, number_to_json
+from tacit.calibrate._wire import checked, make
 from tacit.data import Rows
 from tacit.finetune import in_place
 from tacit.gradients import filled
@@ -82,13 +83,13 @@ class Terms:
         return True
 
     def to_json(self) -> dict[str, Any]:
-        numbers = {name: number_to_json(getattr(self, name)) for name in ("epsilon", "left")}
+        numbers = {name: to_plain(getattr(self, name)) for name in ("epsilon", "left")}
         return asdict(self) | {"neighbours": self.neighbours.value} | numbers
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Terms:
         known = checked(cls, data)
-        numbers = {name: number_from_json(known.get(name)) for name in ("epsilon", "left")}
+        numbers = {name: to_number(known.get(name)) for name in ("epsilon", "left")}
         return make(cls, {**known, **numbers, "neighbours": Neighbours(str(known.get("neighbours")))})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -26,12 +25,3 @@ def make(cls: type[T], data: Mapping[str, Any]) -> T:
         return cls(**checked(cls, data))
     except TypeError as error:
         raise ValueError(f"This is no {cls.__name__}: {error}.") from None
-
-
-def number_to_json(value: float) -> float | str:
-    """A number that JSON can hold: infinity by its name."""
-    return "inf" if value == math.inf else value
-
-
-def number_from_json(value: Any) -> Any:
-    return math.inf if value == "inf" else value

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tacit._files import write_atomically
+from tacit._json import to_plain
 from tacit.cli._output import AsJson, console, print_json
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def export(
             {"seq": e.seq, "kind": e.kind, "subject": e.subject, "receipt": e.receipt, "body": e.body, "hash": e.hash}
             for e in ledger.entries()
         ]
-    text = _csv(rows) if as_csv else json.dumps(rows, indent=2) + "\n"
+    text = _csv(rows) if as_csv else json.dumps(to_plain(rows), indent=2) + "\n"
     if out is None:
         typer.echo(text, nl=False)
         return

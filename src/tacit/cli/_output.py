@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+
+from tacit._json import to_plain
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
@@ -18,14 +19,4 @@ def console() -> Console:
 
 def print_json(value: Any) -> None:
     """One JSON value; an infinite number is the string "inf", for JSON has none."""
-    typer.echo(json.dumps(_plain(value), indent=2))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+    typer.echo(json.dumps(to_plain(value), indent=2))

@@ -20,6 +20,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import erfcx, erfinv, ndtr, ndtri
 
+from tacit._json import to_plain
 from tacit.privacy._plain_words import PlainWords, plain_words
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
@@ -231,7 +232,7 @@ class Guarantee:
         """Plain data; an infinite number is the string "inf", for JSON has none."""
         facts = asdict(self) | {"unit": str(self.unit), "notes": list(self.notes), "private": self.private}
         facts["neighbours"] = None if self.neighbours is None else self.neighbours.value
-        return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in facts.items()}
+        return dict(to_plain(facts))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Guarantee:

@@ -3,6 +3,7 @@
 The modules `tacit.report.plots` and `tacit.report.theme` draw figures; they load matplotlib.
 """
 
+from tacit._json import to_plain as plain
 from tacit.report._about import About, card, card_facts, page, tell
 from tacit.report._card import FACTS as FACTS
 from tacit.report._describe_events import event as describe_event
@@ -10,7 +11,7 @@ from tacit.report._ledger import Book
 from tacit.report._page import Picture, Section
 from tacit.report._runs import carry_out, show
 from tacit.report._tables import Cell, Column, Spread, Table
-from tacit.report._write import Findings, plain, write_run
+from tacit.report._write import Findings, write_run
 
 __all__ = [
     "About",

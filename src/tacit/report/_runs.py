@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from tacit._json import to_plain
 from tacit.progress import Bar
 from tacit.recipes import Progress
 from tacit.report import _write as write
@@ -48,7 +49,7 @@ def carry_out(
     except BaseException:
         write.discard(made)
         raise
-    return findings, write.plain(facts)
+    return findings, to_plain(facts)
 
 
 def show(findings: Findings, facts: Mapping[str, Any], out: Path) -> None:

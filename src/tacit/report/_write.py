@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tacit import __version__
 from tacit._files import replacing
+from tacit._json import to_plain as plain
 from tacit.privacy import Ledger
 from tacit.report._attacked import attacked_section, attacked_text
 from tacit.report._card import CARD, FACTS, FEW, NEVER_COVERED, REPORT, card, weakest
@@ -155,17 +155,6 @@ def write_files(out: Path, files: Mapping[str, str]) -> None:
         raise OSError(
             f"The report cannot be written to {out}: {_reason(error)}. No file is left half-written."
         ) from error
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON has it: an infinite number is the string "inf"."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
 
 
 def _privacy(books: Sequence[Book], assumptions: Sequence[str], not_covered: Sequence[str]) -> dict[str, Any]:
