@@ -17,6 +17,7 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
         partial.write_text("new")
         assert path.read_bytes() == "old ä".encode()
         assert partial.suffix == path.suffix
+        assert partial.name.startswith(f".{path.name}.")  # by which what a kill leaves is found
         assert partial.parent == path.parent
     assert path.read_text() == "new"
     assert os.listdir(tmp_path) == ["a.json"]

@@ -30,7 +30,8 @@ def replacing(path: str | Path, *, mode: int = 0o644) -> Iterator[Path]:
         '42'
     """
     path = Path(path)
-    partial = path.with_name(f".{path.stem[:100]}.{uuid.uuid4().hex}.part{path.suffix}")
+    # who takes a file away also takes what a kill has left beside it, by this beginning
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.part{path.suffix}")
     os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
     try:
         yield partial
