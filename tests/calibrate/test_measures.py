@@ -90,7 +90,7 @@ def test_half_precision_probabilities_are_taken() -> None:
         ({"logits": torch.ones(4, 2, dtype=torch.int64)}, "floating-point"),
         ({"logits": PROBS + 1, "labels": torch.tensor([0, 1, 2, 0])}, "between 0 and 1"),
         ({"logits": PROBS + 1, "labels": torch.tensor([0, 1, -1, 0])}, "between 0 and 1"),
-        ({"logits": PROBS + 1, "labels": torch.tensor([0, 1])}, "4 rows"),
+        ({"logits": PROBS + 1, "labels": torch.tensor([0, 1])}, "as many as there are rows"),
         ({"logits": PROBS + 1, "labels": torch.zeros(4)}, "whole numbers"),
         ({"logits": torch.ones(0, 2), "labels": torch.zeros(0, dtype=torch.int64)}, "no samples"),
         ({"logits": PROBS + 1, "bins": 0}, "number of bins"),

@@ -237,7 +237,8 @@ def test_the_key_is_beside_the_ledger_and_nowhere_else(tmp_path: Path) -> None:
         assert bytes.fromhex(private) not in public
     assert inputs[0].numpy().tobytes() not in public
     facts = json.loads(checkpoints.metadata((tmp_path / "shared").read_bytes())["tacit"])
-    assert set(facts) == {"tacit fine-tuning", "run", "step", "finished", "updater", "history", "receipt", "head"}
+    told = {"tacit fine-tuning", "run", "step", "finished", "updater", "history", "receipt", "head", "guarantee"}
+    assert set(facts) == told
     names = {n for n, _ in net().named_parameters()}
     allowed = {f"{kind}.{n}" for kind in ("weight", "mean") for n in names}
     assert all(n in allowed or n.startswith("optimiser.") for n in load((tmp_path / "shared").read_bytes()))
