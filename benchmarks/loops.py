@@ -93,7 +93,9 @@ class Terms:
 def account(problem: Problem) -> tuple[Optimizer, Account]:
     """An optimiser and who pays for all its epochs; what is charged decides the noise of every arm."""
     terms = Terms.of(problem)
-    optimizer = DPSGD(batch=terms.expected, steps=EPOCHS * terms.steps, clip=problem.clip, lr=LR, momentum=MOMENTUM)
+    optimizer = DPSGD(
+        batch_size=terms.expected, steps=EPOCHS * terms.steps, clip=problem.clip, lr=LR, momentum=MOMENTUM
+    )
     unit = Unit.VIDEO if problem.work.unit_size > 1 else Unit.SAMPLE
     promise = Promise(budget=Budget(EPSILON, DELTA), unit=unit, neighbours=Neighbours.ADD_REMOVE, size=terms.units)
     return optimizer, open_account(optimizer, promise, Ledger("sqlite://"), None)

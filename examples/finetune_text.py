@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
             train,
             scheme=options.scheme,
             classes=2,
-            optimizer=finetune.DPSGD(batch=options.batch, steps=options.steps, rule="adam", lr=options.lr),
+            optimizer=finetune.DPSGD(batch_size=options.batch, steps=options.steps, rule="adam", lr=options.lr),
             epsilon=options.epsilon,
             delta=options.delta,
             size=options.size,

@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> None:
             size=options.size,
             classes=classes,
             scheme="selective" if options.net else "full",
-            optimizer=finetune.DPSGD(batch=options.batch, steps=options.steps, clip=0.1, lr=options.lr),
+            optimizer=finetune.DPSGD(batch_size=options.batch, steps=options.steps, clip=0.1, lr=options.lr),
             epsilon=options.epsilon,
             delta=options.delta,
             ledger=ledger,

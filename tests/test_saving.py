@@ -38,7 +38,7 @@ def bert() -> Any:
 
 
 def fitted(model: nn.Module, inputs: Tensor, ledger: Ledger, **options: Any) -> finetune.Fitted:
-    steps = finetune.DPSGD(batch=8, steps=3, lr=0.5)
+    steps = finetune.DPSGD(batch_size=8, steps=3, lr=0.5)
     terms = {"epsilon": 4.0, "delta": 1e-3, "size": 24, "ledger": ledger, "subject": "clinic"}
     return finetune.fit(model, (inputs, LABELS), optimizer=steps, classes=3, **terms, **options)
 

@@ -96,7 +96,7 @@ class Downstream:
         if self.optimizer == "gep":
             return GEP(
                 public=public,
-                batch=self.batch,
+                batch_size=self.batch,
                 steps=self.steps,
                 dimensions=self.dimensions,
                 refresh=self.refresh,
@@ -105,7 +105,7 @@ class Downstream:
                 **update,
             )
         make = {"dpsgd": DPSGD, "adpalloc": AdpAlloc, "adpclip": AdpClip}[self.optimizer]
-        made: Optimizer = make(batch=self.batch, steps=self.steps, clip=self.clip, **update)  # type: ignore[operator]
+        made: Optimizer = make(batch_size=self.batch, steps=self.steps, clip=self.clip, **update)  # type: ignore[operator]
         return made
 
 

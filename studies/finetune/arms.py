@@ -61,12 +61,12 @@ class Arm:
         if self.optimizer == "dpftrl":  # one pass in `steps` batches
             return DPFTRL(batches=self.steps, clip=self.clip, **options)
         if self.optimizer == "adpalloc":
-            return AdpAlloc(batch=self.batch, steps=self.steps, clip=self.clip, **options)
+            return AdpAlloc(batch_size=self.batch, steps=self.steps, clip=self.clip, **options)
         if self.optimizer == "adpclip":
-            return AdpClip(batch=self.batch, steps=self.steps, clip=self.clip, **options)
+            return AdpClip(batch_size=self.batch, steps=self.steps, clip=self.clip, **options)
         if self.optimizer == "dpzo":
-            return DPZO(batch=self.batch, steps=self.steps, clip=self.clip, **options)
-        return DPSGD(batch=self.batch, steps=self.steps, clip=self.clip, **options)
+            return DPZO(batch_size=self.batch, steps=self.steps, clip=self.clip, **options)
+        return DPSGD(batch_size=self.batch, steps=self.steps, clip=self.clip, **options)
 
 
 class Choice(NamedTuple):

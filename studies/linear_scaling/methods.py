@@ -100,7 +100,7 @@ def _optimiser(training: Training, point: Hyperparameters) -> Optimizer:
     batch = training.batch if point.batch is None else point.batch
     if batch is None:
         return DPGD(lr=point.lr, steps=point.steps, clip=clip, momentum=training.momentum)
-    return DPSGD(lr=point.lr, steps=point.steps, clip=clip, momentum=training.momentum, batch=batch)
+    return DPSGD(lr=point.lr, steps=point.steps, clip=clip, momentum=training.momentum, batch_size=batch)
 
 
 # -- searching --------------------------------------------------------------------------------------------------------

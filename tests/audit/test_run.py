@@ -39,7 +39,9 @@ def test_a_sampled_plan_as_a_mu() -> None:
     assert as_mu(events.gaussian(2.0, 4)).value == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("optimizer", [DPGD(steps=3, lr=0.1), DPSGD(batch=50, steps=4, lr=0.1)], ids=lambda o: o.name)
+@pytest.mark.parametrize(
+    "optimizer", [DPGD(steps=3, lr=0.1), DPSGD(batch_size=50, steps=4, lr=0.1)], ids=lambda o: o.name
+)
 def test_fit(optimizer: object) -> None:
     event = plan(optimizer, epsilon=20.0, delta=1e-5, size=200)  # type: ignore[arg-type]
     train = stages.finetuning(optimizer, canaries=400, epsilon=20.0)  # type: ignore[arg-type]

@@ -96,13 +96,13 @@ def optimizer(name: str) -> tuple[Optimizer, float]:
     """An optimiser whose every step asks everybody that it draws, and the joint bound of its sum."""
     if name == "GEP":
         public = (torch.randn(12, WIDTH, generator=torch.Generator().manual_seed(5)), torch.arange(12) % 3)
-        made = GEP(public=public, batch=30, steps=1, dimensions=3, clip_embedding=CLIP, clip_residual=CLIP, lr=0.1)
+        made = GEP(public=public, batch_size=30, steps=1, dimensions=3, clip_embedding=CLIP, clip_residual=CLIP, lr=0.1)
         return made, math.hypot(CLIP, CLIP)
     if name == "AdpClip":
-        return AdpClip(batch=30, steps=1, clip=CLIP, lr=0.1), math.hypot(CLIP, 0.5)
+        return AdpClip(batch_size=30, steps=1, clip=CLIP, lr=0.1), math.hypot(CLIP, 0.5)
     if name == "DPZO":
-        return DPZO(batch=30, steps=1, clip=CLIP, directions=2, lr=0.1), CLIP * math.sqrt(2)
-    return (DPSGD(batch=30, steps=1, clip=CLIP, lr=0.1) if name == "DPSGD" else DPGD(steps=1, clip=CLIP)), CLIP
+        return DPZO(batch_size=30, steps=1, clip=CLIP, directions=2, lr=0.1), CLIP * math.sqrt(2)
+    return (DPSGD(batch_size=30, steps=1, clip=CLIP, lr=0.1) if name == "DPSGD" else DPGD(steps=1, clip=CLIP)), CLIP
 
 
 def asked(name: str, data: People, dtype: torch.dtype, microbatch: int | None = None) -> dict[str, Tensor]:

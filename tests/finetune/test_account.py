@@ -33,7 +33,7 @@ def sigma_of(event: Any) -> float:
 
 @pytest.mark.parametrize(("batch", "size", "steps", "epsilon"), [(32, 1000, 200, 2.0), (100, 500, 30, 8.0)])
 def test_dpsgd_meets_its_budget_by_another_accountant(batch: int, size: int, steps: int, epsilon: float) -> None:
-    sigma = sigma_of(plan(DPSGD(batch=batch, steps=steps), epsilon=epsilon, delta=DELTA, size=size))
+    sigma = sigma_of(plan(DPSGD(batch_size=batch, steps=steps), epsilon=epsilon, delta=DELTA, size=size))
     found = independent(batch / size, sigma, steps)
     assert 0.985 * epsilon <= found <= epsilon * (1 + 5e-3)  # a discretisation of 1e-3 over so many steps
 
@@ -66,7 +66,7 @@ def test_what_fit_charges_is_what_it_promises(ledger: Ledger) -> None:
     assert charge.body["event"]["event"]["noise_multiplier"] == fitted.noise_multiplier
 
 
-@pytest.mark.parametrize("optimizer", [DPSGD(batch=20, steps=40), DPGD(steps=40)])
+@pytest.mark.parametrize("optimizer", [DPSGD(batch_size=20, steps=40), DPGD(steps=40)])
 @pytest.mark.parametrize("stops", [False, True])
 def test_the_meter_is_never_below_the_truth_nor_above_the_budget(optimizer: Optimizer, stops: bool) -> None:
     budget = Budget(3.0, DELTA)
@@ -87,7 +87,7 @@ def test_the_meter_is_never_below_the_truth_nor_above_the_budget(optimizer: Opti
 
 def test_the_meter_says_the_whole_budget_where_it_knows_no_quick_bound() -> None:
     promise = Promise(budget=Budget(3.0, DELTA), unit=Unit.SAMPLE, neighbours=Neighbours.REPLACE_ONE, size=200)
-    optimizer = DPSGD(batch=20, steps=4)
+    optimizer = DPSGD(batch_size=20, steps=4)
     meter = Meter(optimizer, open_account(optimizer, promise, Ledger("sqlite://"), None))
     assert [meter(t) for t in (0, 1, 4)] == [0.0, 3.0, 3.0]
 
@@ -95,8 +95,8 @@ def test_the_meter_says_the_whole_budget_where_it_knows_no_quick_bound() -> None
 @pytest.mark.parametrize(
     ("optimizer", "stops", "mode"),
     [
-        (DPSGD(batch=20, steps=40), False, Mode.PLAN),
-        (DPSGD(batch=20, steps=40), True, Mode.RENYI),
+        (DPSGD(batch_size=20, steps=40), False, Mode.PLAN),
+        (DPSGD(batch_size=20, steps=40), True, Mode.RENYI),
         (DPGD(steps=40), False, Mode.GAUSSIAN),
         (DPGD(steps=40), True, Mode.GAUSSIAN),
     ],

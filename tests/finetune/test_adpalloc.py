@@ -20,7 +20,7 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
-FALLING = AdpAlloc(batch=8, steps=4, clip=0.5, k=0.3, period=1, lr=0.3, momentum=0.5)
+FALLING = AdpAlloc(batch_size=8, steps=4, clip=0.5, k=0.3, period=1, lr=0.3, momentum=0.5)
 
 
 def by_formula(shape: dict[str, Any], t: int, steps: int) -> float:
@@ -38,7 +38,7 @@ def by_formula(shape: dict[str, Any], t: int, steps: int) -> float:
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s["noise"])
 def test_every_schedule_is_the_papers_and_meets_the_target_in_another_accountant(shape: dict[str, Any]) -> None:
     steps, q = 5, 0.1
-    optimizer = AdpAlloc(batch=10, steps=steps, **shape)
+    optimizer = AdpAlloc(batch_size=10, steps=steps, **shape)
     event = plan(optimizer, epsilon=2.0, delta=1e-5, size=100)
     sigmas = [leaf.event.noise_multiplier for leaf in event.events]
     assert sigmas == pytest.approx([sigmas[0] * by_formula(shape, t, steps) for t in range(steps)], rel=1e-12)

@@ -86,7 +86,7 @@ def test_gradient_and_count_together_are_what_was_charged(z: float) -> None:
 
 def test_one_draw_is_one_joint_gaussian() -> None:
     """q = 0.01, T = 1000, joint z = 1, delta = 1e-5 is epsilon 1.828; two sampled events would claim 1.441."""
-    event = AdpClip(batch=10, steps=1000).event(1.0, 1000)
+    event = AdpClip(batch_size=10, steps=1000).event(1.0, 1000)
     found = accounting.guarantee(event, delta=1e-5).epsilon
     assert found == pytest.approx(1.828, abs=2e-3)
     assert found > 1.441
@@ -96,7 +96,7 @@ def test_a_run_by_hand() -> None:
     data, steps, batch, sigma = people(), 4, 8, 1.5
     model = net()
     optimizer = AdpClip(
-        batch=batch, steps=steps, clip=0.6, quantile=0.4, rate=0.5, count_noise=sigma, lr=0.3, momentum=0
+        batch_size=batch, steps=steps, clip=0.6, quantile=0.4, rate=0.5, count_noise=sigma, lr=0.3, momentum=0
     )
     fitted = fit(model, data, optimizer=optimizer, seed=SEED, **OPTIONS)
     z = (fitted.noise_multiplier**-2 - (2 * sigma) ** -2) ** -0.5
@@ -119,10 +119,10 @@ def test_a_run_by_hand() -> None:
 def test_too_little_noise_on_the_count_is_refused_before_the_charge(tmp_path: Path) -> None:
     with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
         with pytest.raises(ValueError, match=r"count_noise=0.1 .* above half the noise"):
-            fit(net(), people(), optimizer=AdpClip(batch=8, steps=4, count_noise=0.1), ledger=ledger, **OPTIONS)
+            fit(net(), people(), optimizer=AdpClip(batch_size=8, steps=4, count_noise=0.1), ledger=ledger, **OPTIONS)
         assert "charge" not in {entry.kind for entry in ledger.entries()}
     with pytest.raises(ValueError, match="use AdpClip"):
-        DPSGD(batch=8, steps=4, clip=AdaptiveQuantile(1.0))
+        DPSGD(batch_size=8, steps=4, clip=AdaptiveQuantile(1.0))
 
 
 def test_the_clip_cannot_run_away() -> None:
@@ -137,6 +137,6 @@ def test_the_clip_cannot_run_away() -> None:
 
 
 def test_an_interrupted_run_ends_where_a_whole_one_does(tmp_path: Path) -> None:
-    whole, parts = whole_and_interrupted(tmp_path, AdpClip(batch=8, steps=4, rate=1.0, lr=0.3), at=3)
+    whole, parts = whole_and_interrupted(tmp_path, AdpClip(batch_size=8, steps=4, rate=1.0, lr=0.3), at=3)
     assert same_bits(whole, parts)
     assert not same_bits(whole, net())

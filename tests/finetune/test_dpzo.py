@@ -119,7 +119,7 @@ def test_parameters_come_back_bit_for_bit_even_after_an_error() -> None:
 def test_a_run_by_hand() -> None:
     data, steps, batch, clip = people(), 4, 8, 0.7
     model, other, units = net(), net(), one_row_units(*data)
-    optimizer = DPZO(batch=batch, steps=steps, clip=clip, directions=2, lr=0.05, momentum=0)
+    optimizer = DPZO(batch_size=batch, steps=steps, clip=clip, directions=2, lr=0.05, momentum=0)
     options: dict[str, Any] = {"epsilon": 5.0, "delta": 1e-5, "size": 20, "scheme": "full", "head": "keep"}
     fitted = fit(model, data, optimizer=optimizer, seed=SEED, **options)
     for t in range(steps):
@@ -149,6 +149,6 @@ def test_a_model_that_mixes_rows_is_refused_without_a_backward() -> None:
 
 
 def test_an_interrupted_run_ends_where_a_whole_one_does(tmp_path: Path) -> None:
-    whole, parts = whole_and_interrupted(tmp_path, DPZO(batch=8, steps=4, lr=0.05), at=3)
+    whole, parts = whole_and_interrupted(tmp_path, DPZO(batch_size=8, steps=4, lr=0.05), at=3)
     assert same_bits(whole, parts)
     assert not same_bits(whole, net())

@@ -167,7 +167,7 @@ def test_stopping_returns_the_rest_of_poisson_batches(ledger: Ledger, monkeypatc
     """At one order of Renyi divergence steps add up, so the refund is the share of those not made."""
     worse_and_worse(monkeypatch)
     told = Evaluation(data=people(), public=True, every=2, patience=2)
-    fitted = run(ledger, told, optimizer=DPSGD(batch=5, steps=STEPS))
+    fitted = run(ledger, told, optimizer=DPSGD(batch_size=5, steps=STEPS))
     assert fitted.steps == 6
     charge = next(entry.body for entry in ledger.entries() if entry.kind == "charge")
     (settled,) = refund(ledger)
@@ -181,7 +181,7 @@ def test_stopping_returns_the_rest_of_poisson_batches(ledger: Ledger, monkeypatc
 
 
 def test_a_plan_refunds_nothing_so_no_run_on_it_stops_early(ledger: Ledger) -> None:
-    optimizer = DPSGD(batch=5, steps=STEPS)
+    optimizer = DPSGD(batch_size=5, steps=STEPS)
     ledger.subject("clinic", Budget(4.0, 1e-5), plan=[events.poisson(0.25, events.gaussian(3.0), STEPS)])
     before = ledger.entries()
     with pytest.raises(ValueError, match="a plan refunds nothing"):
@@ -290,7 +290,7 @@ def test_not_private_and_stopping_early_can_be_taken_up(tmp_path: Path) -> None:
 
     def call(**more: Any) -> Fitted:
         with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
-            optimizer = DPSGD(batch=5, steps=STEPS)
+            optimizer = DPSGD(batch_size=5, steps=STEPS)
             return run(ledger, told, checkpoint=tmp_path / "run", epsilon=math.inf, optimizer=optimizer, **more)
 
     in_a_child(lambda: call(curator=lambda step, _: die() if step == 3 else None))

@@ -39,7 +39,7 @@ def model() -> nn.Sequential:
 
 def run(made: nn.Module, data: Any, **more: Any) -> Any:
     options: dict[str, Any] = {
-        "optimizer": DPSGD(batch=8, steps=6, clip=0.5),
+        "optimizer": DPSGD(batch_size=8, steps=6, clip=0.5),
         "epsilon": 5.0,
         "delta": 1e-5,
         "size": 20,

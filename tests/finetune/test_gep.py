@@ -137,7 +137,7 @@ def test_one_unit_moves_each_part_by_no_more_than_its_bound() -> None:
 
 def test_one_draw_is_one_joint_gaussian() -> None:
     """q = 0.01, T = 1000, joint z = 1, delta = 1e-5 is epsilon 1.828; two sampled events would claim 1.441."""
-    optimizer = GEP(public=public(), batch=10, steps=1000, dimensions=6)
+    optimizer = GEP(public=public(), batch_size=10, steps=1000, dimensions=6)
     found = accounting.guarantee(optimizer.event(1.0, 1000), delta=1e-5).epsilon
     assert found == pytest.approx(1.828, abs=2e-3)
     assert found > 1.441
@@ -151,7 +151,7 @@ def test_a_run_by_hand() -> None:
     data, steps, batch, clips = people(), 3, 8, (0.5, 0.2)
     model, other, units = net(), net(), one_row_units(*data)
     settings: dict[str, Any] = {"dimensions": 6, "clip_embedding": 0.5, "clip_residual": 0.2, "refresh": 2}
-    optimizer = GEP(public=public(), batch=batch, steps=steps, lr=0.3, momentum=0, **settings)
+    optimizer = GEP(public=public(), batch_size=batch, steps=steps, lr=0.3, momentum=0, **settings)
     fitted = fit(model, data, optimizer=optimizer, seed=SEED, **OPTIONS)
     multiplier = fitted.noise_multiplier * math.sqrt(2)
     for t in range(steps):
@@ -177,26 +177,28 @@ def test_a_run_by_hand() -> None:
 
 def test_public_rows_of_another_kind_are_refused_before_the_charge(tmp_path: Path) -> None:
     with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
-        wrong = GEP(public=(torch.randn(9, 7).double(), torch.zeros(9).long()), batch=8, steps=3, dimensions=2)
+        wrong = GEP(public=(torch.randn(9, 7).double(), torch.zeros(9).long()), batch_size=8, steps=3, dimensions=2)
         with pytest.raises(ValueError, match="public rows are not like the private ones"):
             fit(net(), people(), optimizer=wrong, ledger=ledger, **OPTIONS)
-        large = GEP(public=public(), batch=8, steps=3, dimensions=50)
+        large = GEP(public=public(), batch_size=8, steps=3, dimensions=50)
         with pytest.raises(ValueError, match="no subspace of 50 dimensions"):
             fit(net(), people(), optimizer=large, ledger=ledger, **OPTIONS)
         assert "charge" not in {entry.kind for entry in ledger.entries()}
     with pytest.raises(ValueError, match="span at most as many"):
-        GEP(public=public(), batch=8, steps=3, dimensions=61)
+        GEP(public=public(), batch_size=8, steps=3, dimensions=61)
 
 
 def test_other_public_rows_are_another_run() -> None:
     inputs, labels = public()
-    same, other = (GEP(public=(rows, labels), batch=8, steps=3, dimensions=2) for rows in (inputs.clone(), inputs + 1))
-    assert repr(same) == repr(GEP(public=public(), batch=8, steps=3, dimensions=2))
+    same, other = (
+        GEP(public=(rows, labels), batch_size=8, steps=3, dimensions=2) for rows in (inputs.clone(), inputs + 1)
+    )
+    assert repr(same) == repr(GEP(public=public(), batch_size=8, steps=3, dimensions=2))
     assert repr(same) != repr(other)
 
 
 def test_an_interrupted_run_ends_where_a_whole_one_does(tmp_path: Path) -> None:
-    optimizer = GEP(public=public(), batch=8, steps=5, dimensions=4, refresh=3, lr=0.3)
+    optimizer = GEP(public=public(), batch_size=8, steps=5, dimensions=4, refresh=3, lr=0.3)
     whole, parts = whole_and_interrupted(tmp_path, optimizer, at=3)  # goes on at step 2, with the basis of step 0
     assert same_bits(whole, parts)
     assert not same_bits(whole, net())

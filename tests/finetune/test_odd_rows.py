@@ -99,12 +99,12 @@ def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 def optimizers() -> dict[str, tuple[Optimizer, float]]:
     """Everybody takes part at a rate of 1; and how far one unit may move the sum."""
     inputs, labels = people(40)
-    public = GEP(public=(inputs + 1, labels), batch=COUNT, steps=1, dimensions=4, clip_embedding=CLIP, lr=0.1)
+    public = GEP(public=(inputs + 1, labels), batch_size=COUNT, steps=1, dimensions=4, clip_embedding=CLIP, lr=0.1)
     return {
         "DPGD": (DPGD(steps=1, clip=CLIP), CLIP),
-        "AdpClip": (AdpClip(batch=COUNT, steps=1, clip=CLIP), math.hypot(CLIP, 0.5)),
+        "AdpClip": (AdpClip(batch_size=COUNT, steps=1, clip=CLIP), math.hypot(CLIP, 0.5)),
         "GEP": (public, math.hypot(CLIP, 0.2)),
-        "DPZO": (DPZO(batch=COUNT, steps=1, clip=CLIP), CLIP),
+        "DPZO": (DPZO(batch_size=COUNT, steps=1, clip=CLIP), CLIP),
     }
 
 

@@ -218,7 +218,7 @@ def test_nothing_private_is_shown_to_anybody_but_the_curator(tmp_path: Path, cap
             fitted = call(
                 ledger,
                 data=(inputs, labels),
-                optimizer=DPSGD(batch=5, steps=3),
+                optimizer=DPSGD(batch_size=5, steps=3),
                 checkpoint=tmp_path / f"{i}.run",
                 curator=lambda step, total, private=private: private.append((step, total.private)),
                 progress=lambda *args, progress=progress, **more: progress.append((args, more)),

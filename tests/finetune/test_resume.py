@@ -29,7 +29,7 @@ from tacit.privacy._receipts import ReceiptError
 
 STEPS, EVERY = 6, 2
 SGD: dict[str, Any] = {
-    "batch": 8,
+    "batch_size": 8,
     "steps": STEPS,
     "clip": 0.5,
     "lr": 0.05,

@@ -30,7 +30,7 @@ def run(optimizer: Optimizer, count: int = 24, **more: Any) -> Any:
 
 @pytest.mark.parametrize("case", UPDATES)
 def test_dpsgd_is_what_one_does_by_hand(case: str) -> None:
-    fitted = run(DPSGD(batch=BATCH, steps=STEPS, clip=CLIP, **UPDATES[case]))
+    fitted = run(DPSGD(batch_size=BATCH, steps=STEPS, clip=CLIP, **UPDATES[case]))
     units, update = one_row_units(*people()), Update(**UPDATES[case])
     rate, scale = BATCH / 20, fitted.noise_multiplier
     expected = train(net(), units, update, steps=STEPS, clip=CLIP, rate=rate, scale=scale, divisor=BATCH)
@@ -56,7 +56,7 @@ def test_the_free_step_is_the_last_one_twice() -> None:
 
 
 def test_without_noise_only_the_clip_is_left() -> None:
-    fitted = run(DPSGD(batch=BATCH, steps=STEPS, clip=CLIP), epsilon=float("inf"))
+    fitted = run(DPSGD(batch_size=BATCH, steps=STEPS, clip=CLIP), epsilon=float("inf"))
     assert fitted.noise_multiplier == 0
     update, units = Update(), one_row_units(*people())
     expected = train(net(), units, update, steps=STEPS, clip=CLIP, rate=BATCH / 20, scale=0.0, divisor=BATCH)
@@ -67,7 +67,9 @@ def test_without_noise_only_the_clip_is_left() -> None:
 def test_an_empty_draw_is_noised_and_counted() -> None:
     """One unit in a thousand: nobody is drawn in these steps, and the model moves by its noise alone."""
     sums: list[Any] = []
-    fitted = run(DPSGD(batch=1, steps=3, clip=CLIP), count=2, size=1000, curator=lambda _, total: sums.append(total))
+    fitted = run(
+        DPSGD(batch_size=1, steps=3, clip=CLIP), count=2, size=1000, curator=lambda _, total: sums.append(total)
+    )
     assert [len(total.private.norms) for total in sums] == [0, 0, 0]
     assert all(not value.any() for total in sums for value in total.sum.values())
     expected = train(net(), [], Update(), steps=3, clip=CLIP, rate=0.001, scale=fitted.noise_multiplier, divisor=1)
@@ -78,7 +80,7 @@ def test_an_empty_draw_is_noised_and_counted() -> None:
 def test_float32_models_get_the_same_in_their_own_precision() -> None:
     inputs, labels = people()
     model = net().float()
-    optimizer = DPSGD(batch=BATCH, steps=STEPS, clip=CLIP)
+    optimizer = DPSGD(batch_size=BATCH, steps=STEPS, clip=CLIP)
     fitted = fit(
         model,
         (inputs.float(), labels),

@@ -32,7 +32,7 @@ def messages(count: int = 24, **options: Any) -> data.Texts:
 
 
 def run(model: nn.Module, records: Any, **more: Any) -> Fitted:
-    options: dict[str, Any] = {"optimizer": DPSGD(batch=16, steps=3, clip=CLIP, lr=0.5), "epsilon": 8.0}
+    options: dict[str, Any] = {"optimizer": DPSGD(batch_size=16, steps=3, clip=CLIP, lr=0.5), "epsilon": 8.0}
     return fit(model, records, **({"delta": 1e-5, "size": 48, "seed": 3} | options | more))
 
 
@@ -82,7 +82,7 @@ def test_it_learns_which_word_is_said_more_often() -> None:
         scheme="full",
         size=160,
         epsilon=math.inf,
-        optimizer=DPSGD(batch=64, steps=20, rule="adam", lr=0.03),
+        optimizer=DPSGD(batch_size=64, steps=20, rule="adam", lr=0.03),
         evaluate=Evaluation(data=texts(60, seed=9), public=True),
     )
     assert found.scores["accuracy"] > 90
@@ -125,7 +125,7 @@ def test_a_causal_model_gets_less_perplexed(scheme: str) -> None:
         task=NextToken(14),
         head="keep",
         epsilon=math.inf,
-        optimizer=DPSGD(batch=32, steps=16, rule="adam", lr=0.03),
+        optimizer=DPSGD(batch_size=32, steps=16, rule="adam", lr=0.03),
         evaluate=public,
     )
     first, last = (score.scores["perplexity"] for score in found.history)

@@ -100,7 +100,7 @@ def test_clips_cost_nothing() -> None:
     generator = torch.Generator().manual_seed(4)
     values = torch.randn(6, 8, 4, generator=generator, dtype=torch.float64)
     labels = torch.randint(0, 3, (6,), generator=generator)
-    optimizer = DPSGD(batch=3, steps=4)
+    optimizer = DPSGD(batch_size=3, steps=4)
     found = [run(Clips(values, labels, each), unit="video", optimizer=optimizer) for each in (1, 8)]
     assert found[0].noise_multiplier == found[1].noise_multiplier
     assert found[0].guarantee == found[1].guarantee
@@ -124,7 +124,7 @@ def test_views_of_an_image_are_rows_of_one_unit() -> None:
     assert alone.noise_multiplier == found[0].noise_multiplier
 
 
-@pytest.mark.parametrize("optimizer", [DPGD(steps=2, clip=CLIP), DPSGD(batch=5, steps=2, clip=CLIP)])
+@pytest.mark.parametrize("optimizer", [DPGD(steps=2, clip=CLIP), DPSGD(batch_size=5, steps=2, clip=CLIP)])
 def test_divisor_and_noise_do_not_depend_on_how_many_there_are(optimizer: Any) -> None:
     """Twelve people and thirteen under the same public size: the models differ by the clipped gradients alone."""
     rate = optimizer.sampler.rate(10)

@@ -162,7 +162,7 @@ def test_a_noise_that_no_grid_holds_is_refused() -> None:
             gaussian(one(torch.zeros(3), bound), paid(event))
 
 
-@pytest.mark.parametrize("optimizer", [DPSGD(batch=4, steps=3), AdpClip(batch=4, steps=3), DPFTRL(batches=2)])
+@pytest.mark.parametrize("optimizer", [DPSGD(batch_size=4, steps=3), AdpClip(batch_size=4, steps=3), DPFTRL(batches=2)])
 def test_it_is_refused_before_the_charge(optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grids, "_DEAREST", 1e-9)
     data, ledger = (torch.randn(8, 4), torch.randint(0, 3, (8,))), Ledger("sqlite://")

@@ -226,7 +226,7 @@ def sampled(size: int = 400) -> tune.Finetuning:
         model,
         (inputs, (inputs[:, 0] > 0).long()),
         size=size,
-        optimizer=lambda point: DPSGD(lr=point.lr, steps=point.steps, batch=100),
+        optimizer=lambda point: DPSGD(lr=point.lr, steps=point.steps, batch_size=100),
     )
 
 

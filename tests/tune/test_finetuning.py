@@ -82,7 +82,7 @@ def test_a_trial_is_worth_its_mu(neighbours: Neighbours, mu: float) -> None:
 
 
 def small(hyperparameters: tune.Hyperparameters) -> Optimizer:
-    return DPSGD(lr=hyperparameters.lr, steps=hyperparameters.steps, batch=40)
+    return DPSGD(lr=hyperparameters.lr, steps=hyperparameters.steps, batch_size=40)
 
 
 def test_batches_drawn_by_chance_meet_the_epsilon_of_their_mu() -> None:

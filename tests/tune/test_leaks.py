@@ -282,7 +282,7 @@ def test_fixed_places_under_add_remove_are_refused_before_a_charge() -> None:
 def hidden(hyperparameters: tune.Hyperparameters) -> Optimizer:
     """Batches by chance in the middle of the box alone, where no corner tells of them."""
     if hyperparameters.steps == 3:
-        return DPSGD(lr=hyperparameters.lr, steps=3, batch=40)
+        return DPSGD(lr=hyperparameters.lr, steps=3, batch_size=40)
     return DPGD(lr=hyperparameters.lr, steps=hyperparameters.steps)
 
 
@@ -295,7 +295,7 @@ def test_chance_that_the_corners_do_not_tell_of_is_refused_by_the_ledger() -> No
 
 
 def by_batch(hyperparameters: tune.Hyperparameters) -> Optimizer:
-    return DPSGD(lr=hyperparameters.lr, steps=hyperparameters.steps, batch=hyperparameters.batch or 1)
+    return DPSGD(lr=hyperparameters.lr, steps=hyperparameters.steps, batch_size=hyperparameters.batch or 1)
 
 
 @pytest.mark.parametrize(("batch", "sampled"), [((100, 800), True), ((400, 800), False), ((399, 399), True)])

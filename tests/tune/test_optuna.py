@@ -140,7 +140,7 @@ def test_what_cannot_be_is_refused_before_anything_is_charged(monkeypatch: pytes
         nn.Sequential(nn.Identity(), nn.Linear(4, 2)),
         (inputs, (inputs[:, 0] > 0).long()),
         size=40,
-        optimizer=lambda point: DPSGD(lr=point.lr, steps=point.steps, batch=10),
+        optimizer=lambda point: DPSGD(lr=point.lr, steps=point.steps, batch_size=10),
     )
     for led, trainable, words in (
         (optuna.create_study(), Hill(), "direction='maximize'"),

@@ -255,7 +255,7 @@ def test_fine_tuning_runs_on_a_trials_receipt_and_neither_settles_nor_leases() -
 
 
 def poisson(point: tune.Hyperparameters) -> Any:
-    return DPSGD(lr=point.lr, steps=point.steps, batch=200)
+    return DPSGD(lr=point.lr, steps=point.steps, batch_size=200)
 
 
 def test_batches_drawn_by_chance_need_fixed_steps() -> None:

@@ -228,7 +228,7 @@ def test_fine_tuning_on_a_split_learns() -> None:
 
 def test_batches_drawn_by_chance_are_planned_for_the_rest() -> None:
     def poisson(point: tune.Hyperparameters) -> Any:
-        return DPSGD(lr=point.lr, steps=point.steps, batch=50)
+        return DPSGD(lr=point.lr, steps=point.steps, batch_size=50)
 
     ledger = Ledger("sqlite://")
     whole = tune.Finetuning(nn.Sequential(nn.Identity(), nn.Linear(4, 2)), rows(), size=600, optimizer=poisson)

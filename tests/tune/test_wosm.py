@@ -96,7 +96,7 @@ def test_batches_drawn_by_chance_are_divided_by_their_mean_size() -> None:
         (inputs, (inputs[:, 0] > 0).long()),
         size=400,
         optimizer=lambda point: DPSGD(
-            lr=point.lr, steps=point.steps, batch=point.batch or 50, momentum=0.9, schedule="debiased"
+            lr=point.lr, steps=point.steps, batch_size=point.batch or 50, momentum=0.9, schedule="debiased"
         ),
     )
     ledger, budget = Ledger("sqlite://"), Budget(2.0, 1e-5)

@@ -22,10 +22,12 @@ def optimizers(batch: int = 1) -> dict[str, Optimizer]:
     """Every query of `finetune` that samples, for ``batch`` units that are always drawn."""
     public = (torch.eye(_WIDTH)[:2], torch.tensor([0, 1]))
     return {
-        "DPSGD": DPSGD(batch=batch, steps=1, clip=1.0, lr=0.1),
-        "AdpClip": AdpClip(batch=batch, steps=1, clip=1.0, lr=0.1, count_noise=1.0),
-        "GEP": GEP(public=public, batch=batch, steps=1, dimensions=2, clip_embedding=1.0, clip_residual=0.5, lr=0.1),
-        "DPZO": DPZO(batch=batch, steps=1, clip=1.0, directions=2, lr=0.1),
+        "DPSGD": DPSGD(batch_size=batch, steps=1, clip=1.0, lr=0.1),
+        "AdpClip": AdpClip(batch_size=batch, steps=1, clip=1.0, lr=0.1, count_noise=1.0),
+        "GEP": GEP(
+            public=public, batch_size=batch, steps=1, dimensions=2, clip_embedding=1.0, clip_residual=0.5, lr=0.1
+        ),
+        "DPZO": DPZO(batch_size=batch, steps=1, clip=1.0, directions=2, lr=0.1),
     }
 
 

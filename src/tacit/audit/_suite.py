@@ -124,7 +124,7 @@ def selection(effort: Effort) -> Iterator[Finding]:
 @audits("fine-tuning run", "finetune.ConstantNoise.releases", "finetune.Correlated.releases")
 def finetuning(effort: Effort) -> Iterator[Finding]:
     count = effort.trials(3_000)
-    for optimizer in (DPGD(steps=4, lr=0.1), DPSGD(batch=count // 8, steps=8, lr=0.1)):
+    for optimizer in (DPGD(steps=4, lr=0.1), DPSGD(batch_size=count // 8, steps=8, lr=0.1)):
         event = plan(optimizer, epsilon=8.0, delta=1e-5, size=count // 2)
         train = stages.finetuning(optimizer, canaries=count, epsilon=8.0)
         yield run(train, count, event, name=f"fit, {optimizer.name}, one run", strict=False)

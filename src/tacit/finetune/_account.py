@@ -125,7 +125,7 @@ def plan(
     Examples:
         >>> from tacit import finetune
         >>> from tacit.privacy import events
-        >>> events.releases(finetune.plan(finetune.DPSGD(batch=50, steps=200), epsilon=4.0, delta=1e-5, size=1000))
+        >>> events.releases(finetune.plan(finetune.DPSGD(batch_size=50, steps=200), epsilon=4.0, delta=1e-5, size=1000))
         200
     """
     budget, relation = Budget(epsilon, delta), Neighbours(neighbours)

@@ -232,7 +232,7 @@ def fit(
         ...     unit_ids=torch.arange(60) // 3,  # three rows each
         ...     size=20,
         ...     scheme="full",
-        ...     optimizer=finetune.DPSGD(batch=10, steps=5, lr=0.5),
+        ...     optimizer=finetune.DPSGD(batch_size=10, steps=5, lr=0.5),
         ...     epsilon=4.0,
         ...     delta=1e-3,
         ...     ledger=Ledger("sqlite:///clinic.db"),
@@ -244,7 +244,7 @@ def fit(
     del context  # its arguments are here; see takes_context
     optimizer = renamed_argument("optimiser", optimiser, "optimizer", optimizer, where="finetune.fit")
     if optimizer is None:
-        raise TypeError("finetune.fit needs optimizer=, such as finetune.DPSGD(batch=…, steps=…).")
+        raise TypeError("finetune.fit needs optimizer=, such as finetune.DPSGD(batch_size=…, steps=…).")
     unit = renamed_argument("units", units, "unit", unit, where="finetune.fit")
     named, relation = None if unit is None else Unit(unit), Neighbours(neighbours)
     if receipt is not None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
+from tacit._deprecation import renamed_argument
 from tacit.finetune._adaptive import QuantileClip
 from tacit.finetune._noise_schedules import ConstantNoise, Correlated, Decaying, Noise, Shape
 from tacit.finetune._queries import ClippedGradient, GradientQuery, Query
@@ -124,18 +125,24 @@ class Optimizer:
 
 
 def DPSGD(  # noqa: N802
-    *, batch: int, steps: int, clip: float | Policy = 1.0, **update: Unpack[Options]
+    *,
+    batch_size: int | None = None,
+    steps: int,
+    clip: float | Policy = 1.0,
+    batch: int | None = None,
+    **update: Unpack[Options],
 ) -> Optimizer:
-    """DP-SGD (Abadi et al., 2016): Poisson subsampling of `batch` units on average, per-unit clipping, Gaussian noise.
+    """DP-SGD (Abadi et al., 2016): Poisson subsampling of `batch_size` units, per-unit clipping, Gaussian noise.
 
     Formal guarantee: unit, that of the data; neighbours, add-remove by default. Each step releases one sum of
     clipped gradients over a Poisson draw with Gaussian noise; `steps` of them are composed by PLD. Empty batches are
-    released like all others, and the divisor is `batch`.
+    released like all others, and the divisor is `batch_size`.
 
     Args:
-        batch: The expected batch size; the sampling rate is `batch` / size, and it is also the divisor.
+        batch_size: The expected batch size; the sampling rate is `batch_size` / size, and it is also the divisor.
         steps: The number of steps.
         clip: The L2 bound of a unit's gradient, or a clip policy.
+        batch: The earlier name of `batch_size`; it warns.
         **update: Arguments of `Update`: lr, momentum, rule="adam", schedule, average, ...
 
     Returns:
@@ -143,12 +150,16 @@ def DPSGD(  # noqa: N802
 
     Examples:
         >>> from tacit.finetune import DPSGD
-        >>> optimizer = DPSGD(batch=50, steps=200, lr=0.5, clip=1.0)
+        >>> optimizer = DPSGD(batch_size=50, steps=200, lr=0.5, clip=1.0)
         >>> optimizer.sampler.rate(size=1000)
         0.05
     """
     return Optimizer(
-        name="DPSGD", steps=steps, sampler=Poisson(batch), query=ClippedGradient(clip), update=Update(**update)
+        name="DPSGD",
+        steps=steps,
+        sampler=Poisson(_batch_size(batch_size, batch, "DPSGD")),
+        query=ClippedGradient(clip),
+        update=Update(**update),
     )
 
 
@@ -175,13 +186,14 @@ def DPGD(*, steps: int, clip: float | Policy = 1.0, **update: Unpack[Options]) -
 
 def AdpAlloc(  # noqa: N802
     *,
-    batch: int,
+    batch_size: int | None = None,
     steps: int,
     clip: float | Policy = 1.0,
     noise: Shape = "exponential",
     k: float | None = None,
     period: int | None = None,
     end: float = 0.5,
+    batch: int | None = None,
     **update: Unpack[Options],
 ) -> Optimizer:
     """DP-SGD with noise that decays over training (Yu et al., 2019); see `Decaying` for the four schedules.
@@ -191,13 +203,14 @@ def AdpAlloc(  # noqa: N802
     steps, composed by PLD, meet the target.
 
     Args:
-        batch: The expected batch size.
+        batch_size: The expected batch size.
         steps: The number of steps.
         clip: The L2 bound of a unit's gradient, or a clip policy.
         noise: The shape of the decay.
         k: Its parameter; see `Decaying`.
         period: Steps that share a noise; see `Decaying`.
         end: The last noise relative to the first.
+        batch: The earlier name of `batch_size`; it warns.
         **update: Arguments of `Update`.
 
     Returns:
@@ -207,7 +220,7 @@ def AdpAlloc(  # noqa: N802
     return Optimizer(
         name="AdpAlloc",
         steps=steps,
-        sampler=Poisson(batch),
+        sampler=Poisson(_batch_size(batch_size, batch, "AdpAlloc")),
         query=ClippedGradient(clip),
         noise=decaying,
         update=Update(**update),
@@ -216,12 +229,13 @@ def AdpAlloc(  # noqa: N802
 
 def AdpClip(  # noqa: N802
     *,
-    batch: int,
+    batch_size: int | None = None,
     steps: int,
     clip: float = 1.0,
     quantile: float = 0.5,
     rate: float = 0.2,
     count_noise: float | None = None,
+    batch: int | None = None,
     **update: Unpack[Options],
 ) -> Optimizer:
     """DP-SGD with a clip that follows a quantile of the units' gradient norms (Andrew et al., 2021).
@@ -234,25 +248,32 @@ def AdpClip(  # noqa: N802
     moves the gradient by at most the current clip, to which the noise is proportional, and the count by 1/2.
 
     Args:
-        batch: The expected batch size.
+        batch_size: The expected batch size.
         steps: The number of steps.
         clip: The clip at the start.
         quantile: The share of units whose gradient should be below the clip.
         rate: The step size in the logarithm of the clip.
         count_noise: The noise of the count; see `QuantileClip`.
+        batch: The earlier name of `batch_size`; it warns.
         **update: Arguments of `Update`.
 
     Returns:
         An optimizer for `fit`.
     """
     query = QuantileClip(clip=clip, quantile=quantile, rate=rate, count_noise=count_noise)
-    return Optimizer(name="AdpClip", steps=steps, sampler=Poisson(batch), query=query, update=Update(**update))
+    return Optimizer(
+        name="AdpClip",
+        steps=steps,
+        sampler=Poisson(_batch_size(batch_size, batch, "AdpClip")),
+        query=query,
+        update=Update(**update),
+    )
 
 
 def GEP(  # noqa: N802
     *,
     public: Any,
-    batch: int,
+    batch_size: int | None = None,
     steps: int,
     dimensions: int = 100,
     clip_embedding: float = 1.0,
@@ -260,6 +281,7 @@ def GEP(  # noqa: N802
     residual: bool = True,
     refresh: int = 1,
     power_iterations: int = 1,
+    batch: int | None = None,
     **update: Unpack[Options],
 ) -> Optimizer:
     """Gradient embedding perturbation (Yu et al., 2021): little noise where public gradients point, the rest clipped.
@@ -274,7 +296,7 @@ def GEP(  # noqa: N802
 
     Args:
         public: (inputs, labels) or any records, of rows that need no protection.
-        batch: The expected batch size.
+        batch_size: The expected batch size.
         steps: The number of steps.
         dimensions: Of the subspace.
         clip_embedding: The L2 bound of a unit's embedding.
@@ -282,6 +304,7 @@ def GEP(  # noqa: N802
         residual: Whether residuals are released at all.
         refresh: Steps between two bases.
         power_iterations: Of the basis.
+        batch: The earlier name of `batch_size`; it warns.
         **update: Arguments of `Update`.
 
     Returns:
@@ -296,17 +319,24 @@ def GEP(  # noqa: N802
         refresh=refresh,
         power_iterations=power_iterations,
     )
-    return Optimizer(name="GEP", steps=steps, sampler=Poisson(batch), query=query, update=Update(**update))
+    return Optimizer(
+        name="GEP",
+        steps=steps,
+        sampler=Poisson(_batch_size(batch_size, batch, "GEP")),
+        query=query,
+        update=Update(**update),
+    )
 
 
 def DPZO(  # noqa: N802
     *,
-    batch: int,
+    batch_size: int | None = None,
     steps: int,
     clip: float = 1.0,
     scale: float = 1e-3,
     directions: int = 1,
     direction_seed: int = 0,
+    batch: int | None = None,
     **update: Unpack[Options],
 ) -> Optimizer:
     """Zeroth-order private training: the slope along a random direction from two forward passes (Tang et al., 2024).
@@ -320,19 +350,26 @@ def DPZO(  # noqa: N802
     The directions come from `direction_seed` and the step, and are public.
 
     Args:
-        batch: The expected batch size.
+        batch_size: The expected batch size.
         steps: The number of steps.
         clip: The bound of a unit's slope.
         scale: How far along the direction the loss is evaluated (the paper's mu).
         directions: Directions per step.
         direction_seed: Draws the directions. Public.
+        batch: The earlier name of `batch_size`; it warns.
         **update: Arguments of `Update`.
 
     Returns:
         An optimizer for `fit`.
     """
     query = ZerothOrderQuery(clip=clip, scale=scale, directions=directions, seed=direction_seed)
-    return Optimizer(name="DPZO", steps=steps, sampler=Poisson(batch), query=query, update=Update(**update))
+    return Optimizer(
+        name="DPZO",
+        steps=steps,
+        sampler=Poisson(_batch_size(batch_size, batch, "DPZO")),
+        query=query,
+        update=Update(**update),
+    )
 
 
 def DPFTRL(  # noqa: N802
@@ -384,3 +421,11 @@ def _quietest(plan: Passes) -> str:
     bands = min(plan.batches, _BANDS)
     choices = {"buffered": buffered(plan.steps), f"banded:{bands}": banded(plan.steps, bands)}
     return min(choices, key=lambda name: running_sum_rms(choices[name], plan.passes, plan.batches))
+
+
+def _batch_size(batch_size: int | None, batch: int | None, optimizer: str) -> int:
+    """`batch` is the name that the argument once had."""
+    found = renamed_argument("batch", batch, "batch_size", batch_size, where=f"finetune.{optimizer}")
+    if found is None:
+        raise TypeError(f"finetune.{optimizer} needs batch_size=, the expected number of units in a batch.")
+    return found

@@ -21,4 +21,4 @@ def optimizer_of(told: Finetune, *, steps: int | None = None, lr: float | None =
     if told.optimizer == "dpgd":
         return finetune.DPGD(**how)
     make: Any = {"dpsgd": finetune.DPSGD, "adpclip": finetune.AdpClip, "dpzo": finetune.DPZO}[told.optimizer]
-    return make(batch=told.batch or 1, **how)
+    return make(batch_size=told.batch or 1, **how)
