@@ -9,7 +9,7 @@ _PRIVATE = {
         "answers calibrated calibrator files intervals measures methods outputs queries rows search "
         "simulation source statistics transport wire"
     ),
-    "calibrate.federated": "client messages server transport",
+    "calibrate.federated": "messages transport",
     "": "checkpoints refusals",
     "data": "arrays cache grouped records texts video_files video_layouts videos views",
     "data.shifts": "dice strengths tools",

@@ -137,7 +137,7 @@ import time
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from tacit.calibrate.federated.client import SourceSettings, client_app
+from tacit.calibrate.federated import SourceSettings, client_app
 
 
 def source_of(context):

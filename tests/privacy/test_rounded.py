@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from tacit.privacy import accounting, events, mechanisms
+from tacit.privacy import accounting, events
 from tacit.privacy._budget import Neighbours, Unit
 from tacit.privacy._noise import NoiseKey
 from tacit.privacy._queries import GridSum
 from tacit.privacy._receipts import Receipt, ReceiptError
-from tacit.privacy.mechanisms import laplace
+from tacit.privacy.mechanisms import _mechanisms, laplace
 
 ALARM = 1e-7
 
@@ -116,7 +116,7 @@ def test_noise_that_no_integer_holds_is_refused() -> None:
 def test_the_normaliser_of_the_smoothing_gaussian_is_constant() -> None:
     """Sum over k of exp(-(k - y)^2 / 18), which ``gaussian_query`` takes for sqrt(18 pi): to a factor of 2e-77."""
     with mpmath.workdps(120):
-        variance = mpmath.mpf(mechanisms._SMOOTHING) ** 2
+        variance = mpmath.mpf(_mechanisms._SMOOTHING) ** 2
         for y in (0, 0.25, 0.5, 0.9):
             total = mpmath.fsum(mpmath.exp(-((k - mpmath.mpf(y)) ** 2) / (2 * variance)) for k in range(-120, 121))
             assert abs(total / mpmath.sqrt(2 * mpmath.pi * variance) - 1) < 2e-77
