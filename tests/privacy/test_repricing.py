@@ -8,6 +8,7 @@ from dp_accounting import dp_event
 
 from tacit.privacy import (
     Budget,
+    BudgetExceeded,
     Ledger,
     LedgerDamaged,
     Neighbours,
@@ -93,7 +94,7 @@ def test_this_versions_own_charges_have_this_versions_price(sqlite_url: str, ear
         ledger.verify()
 
 
-def test_what_was_charged_too_low_leaves_less_and_may_have_passed_the_cap(sqlite_url: str, earlier: Charge) -> None:
+def test_what_was_charged_too_low_leaves_less(sqlite_url: str, earlier: Charge) -> None:
     fits = Budget(epsilon_of(2 * OLD + TODAY) * (1 + 1e-9), BUDGET.delta)
     ledger = opened(sqlite_url, fits)
     earlier(ledger, OLD)
@@ -101,9 +102,25 @@ def test_what_was_charged_too_low_leaves_less_and_may_have_passed_the_cap(sqlite
     left = ledger.remaining("clinic").mu
     assert left is not None
     assert left**2 * ORDER / 2 == pytest.approx(2 * OLD + TODAY - 2 * TODAY, rel=1e-6)
-    ledger.charge("clinic", EVENT, stage="new")  # it fits at the recorded prices, and the guarantee says what it is
+    with pytest.raises(BudgetExceeded):  # it would fit at the recorded prices
+        ledger.charge("clinic", EVENT, stage="new")
+    assert ledger.spent("clinic").epsilon == pytest.approx(epsilon_of(2 * TODAY), rel=1e-9)
+
+
+def test_one_that_fits_at_todays_prices_is_charged(sqlite_url: str, earlier: Charge) -> None:
+    ledger = opened(sqlite_url, Budget(epsilon_of(3 * TODAY) * (1 + 1e-9), BUDGET.delta))
+    earlier(ledger, OLD)
+    earlier(ledger, OLD)
+    ledger.charge("clinic", EVENT, stage="new")
     assert ledger.spent("clinic").epsilon == pytest.approx(epsilon_of(3 * TODAY), rel=1e-9)
-    assert ledger.spent("clinic", promised=True).epsilon > fits.epsilon
+
+
+def test_what_passed_the_cap_already_is_said(sqlite_url: str, earlier: Charge) -> None:
+    budget = Budget(epsilon_of(2 * OLD) * (1 + 1e-9), BUDGET.delta)
+    ledger = opened(sqlite_url, budget)
+    earlier(ledger, OLD)
+    earlier(ledger, OLD)
+    assert ledger.spent("clinic", promised=True).epsilon > budget.epsilon
 
 
 def test_nothing_is_missing_from_a_charge_on_which_nothing_was_released(sqlite_url: str, earlier: Charge) -> None:

@@ -104,6 +104,19 @@ def at_todays_prices(connection: Connection, known: Subject, standing: Standing)
     return standing.raised(known)
 
 
+def counted(connection: Connection, known: Subject) -> Subject:
+    """The subject as a charge has to count it: at today's prices, if its first charge was made at earlier ones.
+
+    Versions only rise, so a subject whose first charge has today's prices has no other: one row is read.
+    """
+    table = storage.entries
+    query = sa.select(table.c.body).where(table.c.subject == known.name, table.c.kind == "charge")
+    first = connection.execute(query.order_by(table.c.seq).limit(1)).scalar()
+    if first is None or json.loads(first).get("prices") == PRICES:
+        return known
+    return at_todays_prices(connection, known, Standing())
+
+
 def _added_up(connection: Connection, name: str) -> Subject:
     subjects: dict[str, Subject] = {}
     charged: dict[str, Charged] = {}

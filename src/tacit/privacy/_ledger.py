@@ -268,8 +268,8 @@ class Ledger:
                         "Nothing was charged.",
                         left,
                     )
-            elif not fits(known.spent, cost, known.terms.cap):
-                left = totals.remaining(known)
+            elif not fits((now := chain.counted(connection, known)).spent, cost, known.terms.cap):
+                left = totals.remaining(now)
                 raise BudgetExceeded(
                     f"{name} cannot afford this: it would cost {known.describe(cost)}, and what is left is {left}. "
                     "Nothing was charged.",
