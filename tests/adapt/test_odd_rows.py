@@ -63,10 +63,10 @@ def test_a_unit_is_the_mean_over_its_other_rows(value: float) -> None:
     odd = BATCH.clone()
     odd[2] = math.nan
     together = torch.tensor([0, 1, 1, 3, 4, 5])
-    assert apart(step(odd, units=together)[1], step(odd, units=torch.arange(ROWS))[1]) <= 1e-9
+    assert apart(step(odd, unit_ids=together)[1], step(odd, unit_ids=torch.arange(ROWS))[1]) <= 1e-9
     odd[2] = value
-    whole = step(BATCH, units=together)[1]
-    assert apart(step(odd, units=together)[1], whole) <= 2 * CLIP * (1 + 1e-9)
+    whole = step(BATCH, unit_ids=together)[1]
+    assert apart(step(odd, unit_ids=together)[1], whole) <= 2 * CLIP * (1 + 1e-9)
 
 
 def test_an_error_in_the_middle_says_nothing_and_no_image_decides_it(capfd: pytest.CaptureFixture[str]) -> None:

@@ -219,7 +219,7 @@ def test_a_score(seed: int, place: int, odd: Any) -> None:
     """Of a trial: exactly on its grid, so that one unit moves the sum by 1 at most, and nobody else's number."""
     model = Picky(torch.float32).eval()
     found, plain = (
-        right_by_unit(model, as_records(People(seed, torch.float32, place, how)), Classes(3), sure=True)
+        right_by_unit(model, as_records(People(seed, torch.float32, place, how)), Classes(3), confidence=True)
         for how in (odd, lambda row: row)
     )
     others = torch.arange(PEOPLE) != place

@@ -111,7 +111,7 @@ def test_features_are_cached_and_pairs_are_read() -> None:
     words, labels = sayings(48)
     pairs = data.Texts(tokenizer(), list(zip(words, reversed(words), strict=True)), labels, **SMALL)
     run(model, pairs, scheme="linear", optimizer=DPGD(steps=20))
-    assert 48 <= sum(seen) <= 48 + 4  # everybody once, and a row or two to try
+    assert 48 <= sum(seen) <= 48 + 16  # everybody once, and a few rows to try
 
 
 @pytest.mark.parametrize("scheme", ["full", "lora"])

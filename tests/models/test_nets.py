@@ -119,3 +119,12 @@ def test_the_check_counts_the_adapters() -> None:
     assert found.trainable == adapters + 650
     assert found.parameters == 103_786 + adapters
     assert found.remarks == ()
+
+
+def test_a_kink_within_rounding_does_not_cost_the_fast_path() -> None:
+    """With these weights one ReLU of a synthetic row falls to either side, by the kernel that computes it."""
+    torch.manual_seed(8)
+    loaded = models.load("small:resnet")
+    engine = Engine(loaded.model, loaded.loss, clip=1.0)
+    engine(loaded.batch)
+    assert set(engine.served.values()) <= FAST

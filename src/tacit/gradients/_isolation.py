@@ -122,13 +122,15 @@ def check_rows_apart(probe: Probe, batch: Any) -> None:
         compare(probe, synthetic(batch, 3, 0, spread), synthetic(batch, 3, 1, other), changed)
 
 
-def check_many_apart(probe: Probe, batch: Any, rows: int) -> tuple[Any, Tensor, dict[str, Tensor | None]]:
+def check_many_apart(
+    probe: Probe, batch: Any, rows: int, seed: int = 3
+) -> tuple[Any, Tensor, dict[str, Tensor | None]]:
     """Change one row in eight of so many for one that stands out: every other row's loss and gradient must stay.
 
     The rows, which are returned as in `compare`, are in order by no key (see `mirrored`).
     """
-    given = mirrored(synthetic(batch, rows, 3, 1.0), rows)
-    return given, *compare(probe, given, synthetic(batch, rows, 4, 10.0), torch.arange(rows) % 8 == 0)
+    given = mirrored(synthetic(batch, rows, seed, 1.0), rows)
+    return given, *compare(probe, given, synthetic(batch, rows, seed + 1, 10.0), torch.arange(rows) % 8 == 0)
 
 
 def compare(probe: Probe, batch: Any, other: Any, which: Tensor) -> tuple[Tensor, dict[str, Tensor | None]]:
