@@ -1,5 +1,6 @@
 """The picture on the architecture page is drawn from the source, and the page names modules that exist."""
 
+import importlib
 import importlib.util
 import re
 from pathlib import Path
@@ -57,7 +58,7 @@ def test_a_package_stands_above_what_it_imports() -> None:
     assert all(level[a] > level[b] for a, b in edges), "packages import each other in a circle"
 
 
-@pytest.mark.parametrize("package", ["finetune", "adapt", "cli", "privacy"])
+@pytest.mark.parametrize("package", ["finetune", "adapt", "pipeline", "privacy"])
 def test_modules_that_the_page_names_exist(package: str) -> None:
     named = re.findall(rf"`(?:{package}/)(_\w+)\.py`", PAGE)
     if package in {"finetune", "privacy"}:
@@ -67,3 +68,35 @@ def test_modules_that_the_page_names_exist(package: str) -> None:
     assert len(set(named)) >= 3
     for name in set(named):
         assert (graph.SOURCE / package / f"{name}.py").exists(), f"docs/architecture.md names {package}/{name}.py"
+
+
+WALKS = {"From `finetune.fit`": "tacit.finetune", "From `tacit demo`": "tacit"}
+
+
+def named(heading: str) -> list[str]:
+    """What the second column of a walk's table names in backticks."""
+    section = PAGE[PAGE.index(f"## {heading}") :].split("\n## ")[0]
+    cells = [line.split("|")[2] for line in section.splitlines() if line.startswith("| ")]
+    return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+
+
+@pytest.mark.parametrize("heading", WALKS)
+def test_the_walks_name_functions_that_exist(heading: str) -> None:
+    steps = [name for name in named(heading) if not name.endswith((".py", ".toml", "/"))]
+    assert steps
+    for step in steps:
+        places = [WALKS[heading], "tacit", "tacit.privacy"]
+        assert any(exists(f"{place}.{step.replace('/', '.')}") for place in places), f"there is no {step}"
+
+
+def exists(address: str) -> bool:
+    parts = address.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[cut:]:
+            found = getattr(found, part, None)
+        return found is not None
+    return False

@@ -68,7 +68,7 @@ def test_fit_with_a_context_is_fit_with_its_arguments() -> None:
         unit="sample",
         neighbours="replace-one",
         seed=0,
-        curator=lambda *facts: said.append(facts),
+        curator=said.append,
     )
     whole = fitted(context=context)
     assert whole.guarantee == loose.guarantee
@@ -132,7 +132,7 @@ def test_a_subset_search_hands_its_context_on() -> None:
 
     told: list[Any] = []
     ledger = Ledger("sqlite://")
-    context = PrivacyContext(ledger=ledger, subject="clinic", seed=1, curator=lambda *facts: told.append(facts))
+    context = PrivacyContext(ledger=ledger, subject="clinic", seed=1, curator=told.append)
     how = {"search": tune.random_search, "trials": 2}
     found = tune.subset_search(None, BOX, ONE, parts=(Part(), Part()), context=context, **how)
     assert found.guarantee.seeded

@@ -4,14 +4,22 @@ import importlib
 import importlib.util
 import pickle
 import warnings
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tacit import _deprecation
-from tacit._deprecation import REMOVED_IN, MovedModules, renamed_argument, renamed_attributes, warn_renamed
+from tacit import _deprecation, recipes
+from tacit._deprecation import (
+    REMOVED_IN,
+    MovedModules,
+    renamed_argument,
+    renamed_attributes,
+    renamed_fields,
+    warn_renamed,
+)
 from tacit._moved import _RENAMED, MOVED
 
 RENAMED = {
@@ -19,6 +27,9 @@ RENAMED = {
     "tacit.finetune": {"Steady": "ConstantNoise", "Optimiser": "Optimizer"},
     "tacit.models": {"Adapter": "BottleneckAdapter"},
     "tacit.tune": {"Here": "SerialRunner"},
+    "tacit.privacy.selection": {"Trial": "SelectionTrial", "Trials": "SelectionTrials"},
+    "tacit.privacy.accounting": {"Terms": "Decomposition"},
+    "tacit.report.plots": {"Line": "Curve"},
 }
 
 
@@ -60,6 +71,38 @@ def test_an_argument_under_its_old_name_warns_where_it_was_given() -> None:
 def test_both_names_at_once_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=r"asked got old= and new=, which are the same: leave old= out\."):
         asked(old=2, **given)
+
+
+@renamed_fields(batch="batch_size")
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    lr: float
+    batch_size: int = 3
+
+
+def test_a_renamed_field_is_given_and_read_by_its_old_name_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match=r"Settings\(batch=…\) is now batch_size=…") as said:
+        made = Settings(lr=0.5, batch=7)  # type: ignore[call-arg]
+    assert said[0].filename == __file__
+    assert made == Settings(lr=0.5, batch_size=7)
+    with pytest.warns(DeprecationWarning, match=r"Settings\.batch is now Settings\.batch_size"):
+        assert made.batch == 7  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match=r"got batch= and batch_size=, which are the same"):
+        Settings(lr=0.5, batch=7, batch_size=7)  # type: ignore[call-arg]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert replace(made, lr=1.0) == Settings(lr=1.0, batch_size=7)
+        assert pickle.loads(pickle.dumps(made)) == made
+        assert repr(made) == "Settings(lr=0.5, batch_size=7)"
+
+
+def test_a_recipe_with_the_old_name_of_a_key_is_read_with_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "old.toml").write_text("lr = 0.5\nbatch = 7\n")
+    with pytest.warns(DeprecationWarning, match=r"The key batch is now batch_size; .* tacit 0\.4"):
+        assert recipes.read_as(tmp_path / "old.toml", Settings) == Settings(lr=0.5, batch_size=7)
+    (tmp_path / "both.toml").write_text("lr = 0.5\nbatch = 7\nbatch_size = 7\n")
+    with pytest.raises(recipes.RecipeError, match=r"line 2: batch is the earlier name of batch_size: leave it out"):
+        recipes.read_as(tmp_path / "both.toml", Settings)
 
 
 @pytest.mark.parametrize(

@@ -146,8 +146,14 @@ DIALECT = {
     "taken up": "resumed",
     "take up a": "resume a",
     "the laboratory": "studies",
-    "nobody hears": "only curator.error receives it",
-    "curator.error is told": "see curator.error",
+    "made-up": "synthetic",
+    "are dealt": "are partitioned, are assigned",
+    "would tell on": "would reveal",
+    "Say size=": "Give size=",
+    "an optimiser": "an optimizer",
+    "the optimiser": "the optimizer",
+    "nobody hears": "only curator= receives it",
+    "curator.error": "curator=",
 }
 ROOT = Path(__file__).parent.parent
 TEXTS = [*sorted((ROOT / "src" / "tacit").rglob("*.py")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]

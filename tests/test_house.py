@@ -8,7 +8,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "tacit"
 STAGES = {"pretrain", "finetune", "tune", "adapt", "calibrate"}
-# What each room may import; a room that is not named may import everything but cli and report.
+# What each package may import; one that is not named may import everything but cli and report.
 MAY_IMPORT = {
     "privacy": set[str](),
     "gradients": set[str](),
@@ -16,16 +16,18 @@ MAY_IMPORT = {
     "models": {"gradients", "data"},
     **dict.fromkeys(STAGES, STAGES | {"privacy", "gradients", "data", "models"}),
     "pretrain": {"gradients", "data", "models"},
-    "finetune": {"privacy", "gradients", "data", "models"},
+    "distributed": set[str](),
+    "finetune": {"privacy", "gradients", "data", "models", "distributed"},
+    "adapt": STAGES | {"privacy", "gradients", "data", "models", "distributed"},
     "audit": STAGES | {"privacy", "gradients", "data", "models"},
 }
 
 # May import cli and report; `_saving` stands between the stages and `report`: a result is saved with its card.
-SHOWN = {"cli", "report", "pipeline", "__main__", "__init__", "_saving"}
+SHOWN = {"cli", "report", "pipeline", "serve", "__main__", "__init__", "_saving"}
 
 
 def imports(file: Path) -> set[str]:
-    """The rooms of tacit that a file imports."""
+    """The packages of tacit that a file imports."""
     found = set()
     for node in ast.walk(ast.parse(file.read_text())):
         names = []
@@ -43,35 +45,35 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 @pytest.mark.parametrize("file", FILES, ids=[str(file.relative_to(SOURCE)) for file in FILES])
 def test_imports_go_one_way(file: Path) -> None:
-    room = file.relative_to(SOURCE).parts[0].removesuffix(".py")
-    allowed = MAY_IMPORT.get(room)
-    for other in imports(file) - {room}:
+    package = file.relative_to(SOURCE).parts[0].removesuffix(".py")
+    allowed = MAY_IMPORT.get(package)
+    for other in imports(file) - {package}:
         if not (SOURCE / other).exists():
             continue  # a name of the package itself, such as __version__
         if other in {"recipes", "progress"}:
             continue  # how runs are described and shown: no private values
-        assert other not in {"cli", "report"} or room in SHOWN, f"{room} imports {other}"
-        assert allowed is None or other in allowed, f"{room} imports {other}"
+        assert other not in {"cli", "report"} or package in SHOWN, f"{package} imports {other}"
+        assert allowed is None or other in allowed, f"{package} imports {other}"
 
 
 STUDIES = SOURCE.parent.parent / "studies"
 
 
 @pytest.mark.parametrize("file", FILES, ids=[str(file.relative_to(SOURCE)) for file in FILES])
-def test_the_package_does_not_know_the_laboratory(file: Path) -> None:
+def test_the_package_does_not_import_studies(file: Path) -> None:
     for node in ast.walk(ast.parse(file.read_text())):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         assert not [name for name in names if name.split(".")[0] == "studies"], f"{file} imports studies"
 
 
-LABORATORY = sorted(STUDIES.rglob("*.py"))
+STUDY_FILES = sorted(STUDIES.rglob("*.py"))
 MODULES = {"tacit", "tacit.recipes", "tacit.progress"}  # doors that are no packages
 FIGURES = {"tacit.report": {"theme", "plots"}}  # loaded only when asked for: matplotlib is slow
 
 
-@pytest.mark.parametrize("file", LABORATORY, ids=[str(file.relative_to(STUDIES)) for file in LABORATORY])
-def test_the_laboratory_uses_public_names_only(file: Path) -> None:
+@pytest.mark.parametrize("file", STUDY_FILES, ids=[str(file.relative_to(STUDIES)) for file in STUDY_FILES])
+def test_studies_use_public_names_only(file: Path) -> None:
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             assert not [alias.name for alias in node.names if alias.name.startswith("tacit")], "from tacit… import …"

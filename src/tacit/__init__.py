@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         data,
         finetune,
         gradients,
+        integrations,
         models,
         pipeline,
         pretrain,
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
         tune,
     )
     from tacit._context import PrivacyContext
+    from tacit._curator import Curator, CuratorEvent, ErrorEvent, StepEvent, TrialEvent
+    from tacit._guard_rails import GuardRailWarning
+    from tacit.finetune import make_private
     from tacit.gradients import Engine, clipped_sum
     from tacit.privacy import Budget, BudgetExceeded, Guarantee, Ledger, Neighbours, Receipt, Unit
 
@@ -36,6 +40,9 @@ _NAMES = {
     **dict.fromkeys(("Budget", "BudgetExceeded", "Guarantee", "Ledger", "Neighbours", "Receipt", "Unit"), "privacy"),
     **dict.fromkeys(("Engine", "clipped_sum"), "gradients"),
     "PrivacyContext": "_context",
+    **dict.fromkeys(("Curator", "CuratorEvent", "ErrorEvent", "StepEvent", "TrialEvent"), "_curator"),
+    "make_private": "finetune",
+    "GuardRailWarning": "_guard_rails",
 }
 _PACKAGES = frozenset(
     (
@@ -45,6 +52,7 @@ _PACKAGES = frozenset(
         "data",
         "finetune",
         "gradients",
+        "integrations",
         "models",
         "pipeline",
         "pretrain",
@@ -57,12 +65,18 @@ _PACKAGES = frozenset(
 __all__ = [
     "Budget",
     "BudgetExceeded",
+    "Curator",
+    "CuratorEvent",
     "Engine",
+    "ErrorEvent",
     "Guarantee",
+    "GuardRailWarning",
     "Ledger",
     "Neighbours",
     "PrivacyContext",
     "Receipt",
+    "StepEvent",
+    "TrialEvent",
     "Unit",
     "__version__",
     "adapt",
@@ -72,6 +86,8 @@ __all__ = [
     "data",
     "finetune",
     "gradients",
+    "integrations",
+    "make_private",
     "models",
     "pipeline",
     "pretrain",

@@ -23,9 +23,9 @@ write = write_atomically  # all of it or nothing
 
 def pack(kind: str, version: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> bytes:
     """Tensors and facts in one file's worth of bytes, with a digest over both."""
-    told = json.dumps({f"tacit {kind}": version} | facts)
+    written = json.dumps({f"tacit {kind}": version} | facts)
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    return save(plain, metadata={"tacit": told, "digest": digest(plain, told)})
+    return save(plain, metadata={"tacit": written, "digest": digest(plain, written)})
 
 
 def unpack(kind: str, version: int, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -58,10 +58,10 @@ def facts_of(path: Path) -> dict[str, Any] | None:
     return facts
 
 
-def digest(tensors: dict[str, Tensor], told: str = "") -> str:
+def digest(tensors: dict[str, Tensor], written: str = "") -> str:
     """A name for these values and words, the same on every machine."""
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    return hashlib.sha256(save({"": torch.zeros(0, dtype=torch.float32)} | plain) + told.encode()).hexdigest()
+    return hashlib.sha256(save({"": torch.zeros(0, dtype=torch.float32)} | plain) + written.encode()).hexdigest()
 
 
 def precision() -> dict[str, str]:
@@ -96,8 +96,8 @@ def private_folder(ledger: Ledger, private: str | Path | None) -> Path:
     return Path(name).resolve().parent
 
 
-def optimiser_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
-    """A torch optimiser's state as tensors by name, and what in it is no tensor."""
+def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
+    """A torch optimizer's state as tensors by name, and what in it is no tensor."""
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, dict[str, float]] = {}
     for index, state in optimizer.state_dict()["state"].items():
@@ -109,10 +109,10 @@ def optimiser_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor]
     return tensors, scalars
 
 
-def load_optimiser(
+def load_optimizer(
     optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], scalars: dict[str, dict[str, float]]
 ) -> None:
-    """Put back what `optimiser_state` took."""
+    """Put back what `optimizer_state` took."""
     state: dict[int, dict[str, Any]] = {int(index): dict(values) for index, values in scalars.items()}
     for key, value in tensors.items():
         if key.startswith("optimiser."):

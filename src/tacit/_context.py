@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
+from tacit._curator import Curator, as_curator
 from tacit.privacy import Ledger, Neighbours, Unit
 from tacit.recipes import Progress
 
@@ -30,7 +31,7 @@ class PrivacyContext:
         unit: What one unit is ("patient"); it must agree with the data.
         neighbours: The neighbouring relation.
         seed: Reproducible noise: not private.
-        curator: Is told what only the curator may know; see the function that takes it.
+        curator: Called with what only the curator may see (`tacit.Curator`): steps before their noise, trials, errors.
         progress: True for a bar, or a function that is called. Searches that must not tell how long they take, and
             adapters, show none.
 
@@ -47,7 +48,7 @@ class PrivacyContext:
     unit: Unit | str | None = None
     neighbours: Neighbours | str | None = None
     seed: int | None = None
-    curator: Any = None
+    curator: Curator | None = None
     progress: Progress | bool = False
 
     def given(self) -> dict[str, Any]:
@@ -63,6 +64,7 @@ def _is_given(value: Any) -> bool:
 def takes_context(function: Callable[P, R]) -> Callable[P, R]:
     """Let a function with an argument `context` take the arguments of a `PrivacyContext` from there.
 
+    A `curator` of the earlier forms is made one that takes events.
     An argument whose default is `IN_CONTEXT` has to be given in one of the two places.
     """
     arguments = inspect.signature(function).parameters
@@ -86,6 +88,8 @@ def takes_context(function: Callable[P, R]) -> Callable[P, R]:
                     raise TypeError(f"{where} has no {name}=: leave it out of the context.")
         if missing := [f"{name}=" for name in needed if loose.get(name) is None]:
             raise TypeError(f"{where} needs {' and '.join(missing)}, or a context= that has it.")
+        if "curator" in loose:
+            loose["curator"] = as_curator(loose["curator"], where)
         return cast(Callable[..., R], function)(*args, **loose)
 
     return called

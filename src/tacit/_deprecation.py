@@ -12,6 +12,7 @@ import importlib.machinery
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
 from types import ModuleType
 from typing import Any, TypeVar, overload
 
@@ -43,7 +44,7 @@ def renamed_argument(
         new_name: its name now.
         new: what was given under that.
         where: the function, for the message.
-        default: what the argument is under its new name if nobody gives it.
+        default: the default of the argument under its new name.
 
     Raises:
         TypeError: if both were given.
@@ -54,6 +55,46 @@ def renamed_argument(
         raise TypeError(f"{where} got {old_name}= and {new_name}=, which are the same: leave {old_name}= out.")
     warn_renamed(f"{where}({old_name}=…)", f"{new_name}=…", stacklevel=4)
     return old
+
+
+def renamed_fields(**renamed: str) -> Callable[[type[T]], type[T]]:
+    """Let a dataclass be made, and read, by the earlier names of its fields: ``@renamed_fields(batch="batch_size")``.
+
+    Recipes (``tacit.recipes``) know them by ``earlier_names``.
+    """
+
+    def serve(cls: type[T]) -> type[T]:
+        made = cls.__init__
+
+        @wraps(made)
+        def init(self: Any, *args: Any, **given: Any) -> None:
+            for old, new in renamed.items():
+                if old in given:
+                    if new in given:
+                        message = f"got {old}= and {new}=, which are the same: leave {old}= out."
+                        raise TypeError(f"{cls.__name__} {message}")
+                    warn_renamed(f"{cls.__name__}({old}=…)", f"{new}=…")
+                    given[new] = given.pop(old)
+            made(self, *args, **given)
+
+        cls.__init__ = init  # type: ignore[method-assign]
+        cls.__earlier_names__ = renamed  # type: ignore[attr-defined]
+        for old, new in renamed.items():
+            setattr(cls, old, property(partial(_read_as, cls.__name__, old, new)))
+        return cls
+
+    return serve
+
+
+def _read_as(name: str, old: str, new: str, made: Any) -> Any:
+    warn_renamed(f"{name}.{old}", f"{name}.{new}")
+    return getattr(made, new)
+
+
+def earlier_names(cls: type) -> Mapping[str, str]:
+    """The earlier names of a dataclass's fields: old -> new."""
+    found: Mapping[str, str] = getattr(cls, "__earlier_names__", {})
+    return found
 
 
 def renamed_attributes(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:

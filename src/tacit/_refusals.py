@@ -1,44 +1,32 @@
-"""What recipients are told when something is wrong, and what only the curator is.
+"""What recipients see when something is wrong, and what only the curator does.
 
 The text of a foreign exception (a data set's, a model's) may hold values of private rows: "patient 4711, scan
 corrupt". So foreign code that is given private rows runs inside `attempt`: recipients get a fixed sentence, and the
-details go to the curator, or nowhere.
-
-The curator is whatever was given as `curator=`. If it has an attribute `error`, that is called with a `Problem`:
-
-    class Notes:
-        def __call__(self, step, total): ...            # each step's sum, before its noise
-        def error(self, problem): print(problem.details)  # beside the data, never in a report
-
-    finetune.fit(..., curator=Notes())
+details go to the function given as `curator=` (an `ErrorEvent`), or nowhere.
 """
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
+from tacit._curator import Curator, ErrorEvent, report_error
+from tacit._deprecation import renamed_attributes
 
 T = TypeVar("T")
-_MEMORY = "There was not enough memory to read some rows. Details may reveal rows: see curator.error."
+_MEMORY = "There was not enough memory to read some rows. Details may reveal rows: see curator=."
 
 
 class Refusal(ValueError):
     """A sentence of tacit's own for whoever made the mistake: it tells no value of any row, and no number of rows."""
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What went wrong, for the curator alone."""
-
-    sentence: str  # what recipients were told, or what was done about it
-    details: str = field(repr=False)  # private: the foreign exception with its traceback
+if not TYPE_CHECKING:
+    __getattr__ = renamed_attributes(__name__, {"Problem": "ErrorEvent"})
 
 
-def attempt(function: Callable[..., T], *args: Any, sentence: str, curator: object) -> T:
+def attempt(function: Callable[..., T], *args: Any, sentence: str, curator: Curator | None) -> T:
     """What the function returns; if it raises, a `Refusal` with the fixed sentence, and the details to the curator.
 
     A `Refusal` from inside is passed on; what is about memory (see `of_the_machine`) stays a `MemoryError`, without its
@@ -52,16 +40,9 @@ def attempt(function: Callable[..., T], *args: Any, sentence: str, curator: obje
         raise
     except Exception as error:
         memory = of_the_machine(error)
-        problem = Problem(_MEMORY if memory else sentence, text_of(error))
-    tell(curator, problem)
+        event = ErrorEvent(_MEMORY if memory else sentence, text_of(error))
+    report_error(curator, event)
     raise MemoryError(_MEMORY) if memory else Refusal(sentence)
-
-
-def tell(curator: object, problem: Problem) -> None:
-    """Tell the curator, if there is one who wants to hear of problems."""
-    hear = getattr(curator, "error", None)
-    if hear is not None:
-        hear(problem)
 
 
 def text_of(error: BaseException) -> str:
@@ -77,6 +58,8 @@ def of_the_machine(error: BaseException) -> bool:
     more memory than the rehearsal before the charge did. *Reading* a unit is another matter: a broken file may ask for
     any amount, so there it is that unit's failure (`finetune.reading`).
     """
+    import torch  # not above: `tacit --help` needs the sentences, and not torch
+
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)

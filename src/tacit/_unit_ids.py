@@ -17,7 +17,7 @@ def distinct(ids: Any, count: int, what: str = "row") -> tuple[list[int] | list[
     if isinstance(ids, Tensor) and (ids.is_floating_point() or ids.is_complex()):
         raise Refusal(expected)
     values = ids.detach().cpu().numpy() if isinstance(ids, Tensor) else ids
-    if not isinstance(values, np.ndarray):
+    if not isinstance(values, np.ndarray) or values.dtype.kind == "O":  # as pandas hands texts over
         try:
             values = [] if isinstance(values, str) else list(values)
         except TypeError:

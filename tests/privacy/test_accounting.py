@@ -343,4 +343,4 @@ def test_a_gaussian_is_never_pure_however_large_its_noise(noise: float) -> None:
     ledger = Ledger("sqlite://")
     ledger.subject("a", Budget(1.0, 1e-5), unit="sample", neighbours="add-remove")
     ledger.charge("a", events.gaussian(noise), stage="x")
-    assert ledger._read("a").spent > 0
+    assert ledger._book.standing("a").spent > 0

@@ -123,7 +123,7 @@ def test_bad_sizes_are_refused() -> None:
         banded(10, 0)
     with pytest.raises(ValueError, match="0 buffers"):
         buffered(10, 0)
-    with pytest.raises(ValueError, match="choose independent, full, banded or buffered"):
+    with pytest.raises(ValueError, match="choose independent, full, banded, toeplitz or buffered"):
         by_name("pink", 10)
     with pytest.raises(ValueError, match="count from 1"):
         independent(10).sensitivity(0)

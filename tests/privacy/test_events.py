@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tacit.privacy import Neighbours, accounting, events
-from tacit.privacy.events import DpEvent, _events
+from tacit.privacy.events import DpEvent, _types
 
 noises = st.floats(0, 1e6)
 counts = st.integers(1, 5)
@@ -32,7 +32,19 @@ LEAVES = {
     "PassesDpEvent": st.builds(
         events.PassesDpEvent, noises, counts, st.sampled_from(["independent", "banded:4"]), counts, counts
     ),
+    "CyclicPoissonDpEvent": st.builds(
+        lambda noise, steps, bands, rate: events.CyclicPoissonDpEvent(
+            noise, steps, f"banded:{bands}", 1, bands, 1, rate
+        ),
+        noises,
+        counts,
+        counts,
+        st.floats(0.01, 1),
+    ),
     "NoisyMaxDpEvent": st.builds(events.NoisyMaxDpEvent, noises),
+    "SharedNoiseDpEvent": st.builds(
+        events.SharedNoiseDpEvent, st.sampled_from(["laplace", "gaussian"]), noises, counts
+    ),
 }
 
 
@@ -83,7 +95,7 @@ def spelled_out(event: DpEvent) -> list[DpEvent]:
 
 
 def test_every_known_event_is_tried() -> None:
-    assert set(_events._KNOWN) == set(LEAVES) | set(branches(leaves))
+    assert set(_types.KNOWN) == set(LEAVES) | set(branches(leaves))
 
 
 @settings(deadline=None)

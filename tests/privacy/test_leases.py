@@ -12,7 +12,7 @@ import torch
 from dp_accounting import dp_event
 from torch import Tensor
 
-from tacit.privacy import Budget, Ledger, LedgerError, Neighbours, _resume, events, leases
+from tacit.privacy import Budget, Ledger, LedgerError, Neighbours, _book, events, leases
 from tacit.privacy._noise import NoiseKey
 from tacit.privacy._receipts import Receipt, ReceiptError, consume
 from tacit.privacy.leases import Secret
@@ -200,7 +200,7 @@ def test_nothing_is_released_between_the_state_and_its_entry(sqlite_url: str, mo
     receipt, stream = charged(ledger)
     leases.extend(ledger, receipt, 5)
     outcome: list[str] = []
-    append = _resume.note
+    append = _book.note
 
     def slow_append(*given: object) -> None:
         def other() -> None:
@@ -215,7 +215,7 @@ def test_nothing_is_released_between_the_state_and_its_entry(sqlite_url: str, mo
         thread.join()
         append(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(_resume, "note", slow_append)
+    monkeypatch.setattr(_book, "note", slow_append)
     saved(ledger, stream)
     assert outcome == ["refused"]
 

@@ -348,7 +348,7 @@ def test_a_full_disk_charges_nothing_and_is_survived(sqlite_url: str) -> None:
         ledger.subject("s", budget=BUDGET)
 
         def limit(pages: int) -> None:
-            with ledger._engine.connect() as connection:
+            with ledger._book._engine.connect() as connection:
                 connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
 
         limit(1)  # which SQLite raises to the present size

@@ -17,7 +17,7 @@ from tacit.privacy import (
     _repricing,
     events,
 )
-from tacit.privacy import _ledger as ledger_module
+from tacit.privacy import _book as book_module
 from tacit.privacy._filters import Terms, from_units
 
 ORDER, XI, RHO = 10.0, 0.05, 0.01
@@ -42,7 +42,7 @@ def earlier(monkeypatch: pytest.MonkeyPatch) -> Charge:
     def charge(ledger: Ledger, price: float, event: dp_event.DpEvent = EVENT, prices: int | None = None) -> Receipt:
         with monkeypatch.context() as then, Ledger(ledger.url) as old:
             then.setattr(Terms, "cost", lambda *_: price)
-            then.setattr(ledger_module, "PRICES", prices)
+            then.setattr(book_module, "PRICES", prices)
             receipt = old.charge("clinic", event, stage="old")
         _repricing._price.cache_clear()
         return receipt
@@ -89,7 +89,7 @@ def test_an_old_price_above_todays_is_fine_and_counts(
 def test_this_versions_own_charges_have_this_versions_price(sqlite_url: str, earlier: Charge, price: float) -> None:
     """Whoever edits a price and chains everything again is found where the entry says which prices it had."""
     ledger = opened(sqlite_url)
-    earlier(ledger, price, prices=ledger_module.PRICES)
+    earlier(ledger, price, prices=book_module.PRICES)
     with pytest.raises(LedgerDamaged, match="another price"):
         ledger.verify()
 
@@ -150,7 +150,7 @@ PINNED = [  # what an event costs in version 1 of the prices: a change raises PR
 def test_prices_change_with_their_version(
     mode: str, order: float | None, relation: str, event: dp_event.DpEvent, price: float
 ) -> None:
-    assert ledger_module.PRICES == 1
+    assert book_module.PRICES == 1
     budget = Budget(50.0, 0.0 if mode == "pure" else 1e-6)
     subject = Ledger("sqlite://").subject("s", budget, neighbours=relation, mode=mode, order=order)
     assert subject.terms.cost(event) == pytest.approx(price, rel=1e-12)

@@ -116,7 +116,7 @@ def test_noise_that_no_integer_holds_is_refused() -> None:
 def test_the_normaliser_of_the_smoothing_gaussian_is_constant() -> None:
     """Sum over k of exp(-(k - y)^2 / 18), which ``gaussian_query`` takes for sqrt(18 pi): to a factor of 2e-77."""
     with mpmath.workdps(120):
-        variance = mpmath.mpf(_mechanisms._SMOOTHING) ** 2
+        variance = mpmath.mpf(_mechanisms.SMOOTHING) ** 2
         for y in (0, 0.25, 0.5, 0.9):
             total = mpmath.fsum(mpmath.exp(-((k - mpmath.mpf(y)) ** 2) / (2 * variance)) for k in range(-120, 121))
             assert abs(total / mpmath.sqrt(2 * mpmath.pi * variance) - 1) < 2e-77

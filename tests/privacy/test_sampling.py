@@ -77,6 +77,28 @@ def test_asking_again_gives_the_same_and_a_release_moves_on() -> None:
     assert not torch.equal(uniforms, sampling.uniforms(receipt, 9, 4))
 
 
+def test_draws_ahead_are_those_that_come() -> None:
+    event = events.compose(events.poisson(rate, events.gaussian(5.0), steps) for rate, steps in ((0.3, 2), (0.7, 3)))
+    receipt = charged(event, seed=None)
+
+    def drawn(ahead: int) -> tuple[torch.Tensor, torch.Tensor, str]:
+        keys = sampling.reading_key(receipt, 1, ahead=ahead)
+        return sampling.draw(receipt, 500, ahead=ahead), sampling.uniforms(receipt, 4, 2, ahead=ahead), keys
+
+    early = [drawn(ahead) for ahead in range(4, 0, -1)][::-1]
+    sampling.draw(receipt, 500)
+    for step, (units, uniforms, key) in enumerate(early, 1):
+        assert binomtest(len(units), 500, 0.3 if step < 2 else 0.7).pvalue > FALSE_ALARM
+        release(receipt)
+        now = drawn(0)
+        assert torch.equal(now[0], units)
+        assert torch.equal(now[1], uniforms)
+        assert now[2] == key
+    assert len({key for _, _, key in early} | {sampling.reading_key(receipt, 0)}) == 5
+    with pytest.raises(ReceiptError):
+        sampling.draw(receipt, 500, ahead=1)  # there is none after the next
+
+
 def test_the_rate_is_that_of_the_next_release() -> None:
     """Read off the receipt, leaf by leaf; a full batch draws everybody, and nothing is drawn when all is used."""
     event = events.compose(

@@ -34,7 +34,7 @@ from tacit.privacy._queries import grid_sum
 from tacit.privacy._receipts import Receipt, ReceiptError
 from tacit.privacy.accounting import ORDERS, UnsupportedEvent, halting, renyi
 from tacit.privacy.events import DpEvent
-from tacit.privacy.selection import Trials, best, number_of_trials
+from tacit.privacy.selection import SelectionTrials, best, number_of_trials
 
 ALARM = 1e-7  # the false-alarm probability of each statistical test
 SHAPES = [0.0, 0.5, 1.0, 3.0, math.inf]
@@ -379,7 +379,7 @@ def test_the_audit_finds_a_search_within_its_price_and_twenty_runs_outside_that_
 def test_a_search_runs_as_many_trials_as_its_key_says() -> None:
     receipt = charged(search(mean=4.0), seed=3)
     assert receipt.used == 0
-    trials = Trials(receipt)
+    trials = SelectionTrials(receipt)
     assert receipt.used == 1 == receipt.releases
     uniforms = NoiseKey((3, "s", 1)).uniforms(0, 2, 3).tolist()
     assert len(list(trials)) == number_of_trials(receipt.event, *uniforms)
@@ -389,11 +389,11 @@ def test_a_search_runs_as_many_trials_as_its_key_says() -> None:
 def test_a_poisson_search_may_have_no_trial_and_no_winner() -> None:
     event = search(mean=1.0, shape=math.inf)
     seed = next(seed for seed in range(100) if NoiseKey((seed, "s", 1)).uniforms(0, 2, 3)[0] < 0.36)
-    assert best((1.0, trial) for trial in Trials(charged(event, seed=seed))) is None
+    assert best((1.0, trial) for trial in SelectionTrials(charged(event, seed=seed))) is None
 
 
-def first_trial(receipt: Receipt | None = None) -> selection.Trial:
-    return next(Trials(receipt or charged()))
+def first_trial(receipt: Receipt | None = None) -> selection.SelectionTrial:
+    return next(SelectionTrials(receipt or charged()))
 
 
 def test_an_inner_receipt_states_what_the_search_states() -> None:
@@ -466,7 +466,7 @@ def test_what_costs_as_much_or_less_is_paid(inner: DpEvent, event: DpEvent) -> N
 
 def test_every_receipt_of_every_trial_has_noise_of_its_own() -> None:
     """Seeded, so that all noise is from the keys: no two streams share a value, and their correlations are small."""
-    trials = list(Trials(charged(search(mean=30.0), seed=next(_long()))))[:5]
+    trials = list(SelectionTrials(charged(search(mean=30.0), seed=next(_long()))))[:5]
     streams = [
         part._key.normals(0, 4000)
         for t in trials
@@ -497,12 +497,12 @@ def test_settings_are_drawn_from_the_key_and_stay_the_same_within_a_trial() -> N
 
 def test_seeded_searches_reproduce_and_say_so() -> None:
     def winner(seed: int | None) -> tuple[float, tuple[float, str]] | None:
-        def run(trial: selection.Trial) -> tuple[torch.Tensor, tuple[float, str]]:
+        def run(trial: selection.SelectionTrial) -> tuple[torch.Tensor, tuple[float, str]]:
             inner = trial.pay()
             model = sum(float(release(inner)) for _ in range(4))
             return release(inner), (model, str(inner))
 
-        found = best(run(trial) for trial in Trials(charged(seed=seed)))
+        found = best(run(trial) for trial in SelectionTrials(charged(seed=seed)))
         return found and (found[0], (found[1][0], found[1][1][16:]))
 
     assert winner(4) == winner(4) != winner(None)
@@ -512,18 +512,18 @@ def test_seeded_searches_reproduce_and_say_so() -> None:
 
 def test_one_receipt_serves_one_search() -> None:
     receipt = charged()
-    Trials(receipt)
+    SelectionTrials(receipt)
     with pytest.raises(ReceiptError, match="1 of 1 releases were used"):
-        Trials(receipt)
+        SelectionTrials(receipt)
 
 
 @pytest.mark.parametrize("event", [INNER, events.compose([search(), events.gaussian(9.0)]), events.repeat(search(), 2)])
 def test_only_the_receipt_of_one_search_starts_one(event: DpEvent) -> None:
     receipt = charged(event)
     with pytest.raises(ReceiptError, match="receipt for one search"):
-        Trials(receipt)
+        SelectionTrials(receipt)
     with pytest.raises(ReceiptError, match="receipt for one search"):
-        Trials(None)  # type: ignore[arg-type]
+        SelectionTrials(None)  # type: ignore[arg-type]
     assert receipt.used == 0
 
 
@@ -535,7 +535,9 @@ def test_the_searchs_own_receipt_releases_nothing() -> None:
 
 def test_a_search_made_by_hand_is_checked() -> None:
     with pytest.raises(ValueError, match="no stream"):
-        Trials(charged(dp_event.RepeatAndSelectDpEvent(events.stream(2.0, 5), 3.0, 1.0), neighbours="zero-out"))
+        SelectionTrials(
+            charged(dp_event.RepeatAndSelectDpEvent(events.stream(2.0, 5), 3.0, 1.0), neighbours="zero-out")
+        )
 
 
 def test_contributions_beyond_the_searchs_bound_are_refused() -> None:
@@ -548,7 +550,7 @@ def test_contributions_beyond_the_searchs_bound_are_refused() -> None:
 
 def test_the_end_of_a_search_is_the_end_of_its_trials() -> None:
     receipt = charged(search(mean=30.0), seed=next(_long()))
-    trials = Trials(receipt)
+    trials = SelectionTrials(receipt)
     trial = next(trials)
     inner = trial.pay(events.gaussian(10.0, 2))
     release(inner)
@@ -562,7 +564,7 @@ def test_the_end_of_a_search_is_the_end_of_its_trials() -> None:
 
 
 def test_copies_of_a_search_are_dead_or_refused() -> None:
-    trials = Trials(charged())
+    trials = SelectionTrials(charged())
     trial = next(trials)
     inner = trial.pay()
     again = pickle.loads(pickle.dumps(inner))
@@ -574,18 +576,18 @@ def test_copies_of_a_search_are_dead_or_refused() -> None:
             with pytest.raises(TypeError, match="stays in the process"):
                 call(thing)
     with pytest.raises(ReceiptError, match="releases nothing here"):
-        Trials(pickle.loads(pickle.dumps(charged())))
+        SelectionTrials(pickle.loads(pickle.dumps(charged())))
 
 
 def test_a_forked_child_has_no_trials() -> None:
     receipt, other = charged(search(mean=30.0), seed=next(_long())), charged()
-    trials = Trials(receipt)
+    trials = SelectionTrials(receipt)
     trial = next(trials)
     inner = trial.pay()
     child = os.fork()
     if child == 0:
         refused = 0
-        for call in (lambda: release(inner), trial.pay, lambda: next(trials), lambda: Trials(other)):
+        for call in (lambda: release(inner), trial.pay, lambda: next(trials), lambda: SelectionTrials(other)):
             try:
                 call()
             except ReceiptError:
@@ -597,7 +599,7 @@ def test_a_forked_child_has_no_trials() -> None:
 
 
 def test_threads_share_no_trial_and_no_payment() -> None:
-    trials = Trials(charged(search(mean=30.0), seed=next(_long())))
+    trials = SelectionTrials(charged(search(mean=30.0), seed=next(_long())))
     trial, paid, refused = next(trials), [], []
 
     def work() -> None:
@@ -620,7 +622,7 @@ def test_nothing_that_is_printed_tells_the_number() -> None:
     texts = set()
     for seed in range(6):
         receipt = charged(search(mean=30.0), seed=seed)
-        trials = Trials(receipt)
+        trials = SelectionTrials(receipt)
         for trial in trials:
             inner = trial.pay()
             shown = [f(x) for f in (repr, str) for x in (trials, trial, receipt)] + [str(inner)]
@@ -704,7 +706,7 @@ def test_nothing_is_refunded_once_the_number_was_drawn(started: bool) -> None:
     during = ledger.remaining("s")
     assert during.epsilon < before.epsilon
     if started:
-        Trials(receipt)
+        SelectionTrials(receipt)
     ledger.settle(receipt)
     assert ledger.remaining("s") == (during if started else before)
 

@@ -85,10 +85,10 @@ def subject(connection: Connection, name: str) -> Subject | None:
     if row is None or last is None:
         raise LedgerDamaged("The list of subjects is not the one that the entries declare.")
     _check_hash(last)
-    known, told = Subject.read(row.name, row.terms, row.state), json.loads(last.body).get("state")
-    if told is None:
-        told = _added_up(connection, name).fingerprint
-    if told != known.fingerprint:
+    known, recorded = Subject.read(row.name, row.terms, row.state), json.loads(last.body).get("state")
+    if recorded is None:
+        recorded = _added_up(connection, name).fingerprint
+    if recorded != known.fingerprint:
         raise LedgerDamaged(
             f"The running total of {name} is not what its last entry says: the ledger was edited. Nothing was charged."
         )
@@ -125,9 +125,9 @@ def _added_up(connection: Connection, name: str) -> Subject:
     return subjects[name]
 
 
-def entries(connection: Connection, subject: str | None) -> list[Entry]:
-    """Every row, or every row on one subject, oldest first."""
-    query = sa.select(storage.entries).order_by(storage.entries.c.seq)
+def entries(connection: Connection, subject: str | None, after: int = 0, most: int | None = None) -> list[Entry]:
+    """Every row, or every row on one subject, oldest first: those behind entry ``after``, at most so many."""
+    query = sa.select(storage.entries).where(storage.entries.c.seq > after).order_by(storage.entries.c.seq).limit(most)
     if subject is not None:
         query = query.where(storage.entries.c.subject == subject)
     return [
@@ -136,11 +136,16 @@ def entries(connection: Connection, subject: str | None) -> list[Entry]:
     ]
 
 
-def charge(connection: Connection, receipt_id: str) -> sa.Row[Any]:
-    """The entry that charged a receipt."""
+def find_charge(connection: Connection, receipt_id: str) -> sa.Row[Any] | None:
+    """The entry that charged a receipt, if one did."""
     table = storage.entries
     query = sa.select(table).where(table.c.receipt == receipt_id, table.c.kind == "charge")
-    row = connection.execute(query).one_or_none()
+    return connection.execute(query).one_or_none()
+
+
+def charge(connection: Connection, receipt_id: str) -> sa.Row[Any]:
+    """The entry that charged a receipt."""
+    row = find_charge(connection, receipt_id)
     if row is None:
         raise LedgerError(f"There is no receipt {receipt_id!r} in this ledger.")
     return row

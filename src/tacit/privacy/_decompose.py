@@ -16,7 +16,15 @@ from dp_accounting import dp_event
 
 from tacit.privacy import events
 from tacit.privacy._budget import Neighbours, sampled_pure
-from tacit.privacy.events import DpEvent, NoisyMaxDpEvent, StreamDpEvent, gaussian_noise, leaves
+from tacit.privacy.events import (
+    CyclicPoissonDpEvent,
+    DpEvent,
+    NoisyMaxDpEvent,
+    SharedNoiseDpEvent,
+    StreamDpEvent,
+    gaussian_noise,
+    leaves,
+)
 
 TINY = 1e-100  # noise below this counts as none
 
@@ -26,7 +34,7 @@ class UnsupportedEvent(ValueError):
 
 
 @dataclass
-class Terms:
+class Decomposition:
     """The single releases of an event tree under one neighbouring relation, its factor already applied.
 
     Args:
@@ -59,7 +67,7 @@ class Terms:
             self.others[plain] += times
 
 
-def take_apart(event: DpEvent, neighbours: Neighbours) -> Terms:
+def take_apart(event: DpEvent, neighbours: Neighbours) -> Decomposition:
     """Decompose an event tree into single releases, the relation's factor applied and all plain Gaussians merged.
 
     Args:
@@ -72,10 +80,28 @@ def take_apart(event: DpEvent, neighbours: Neighbours) -> Terms:
     Raises:
         UnsupportedEvent: The tree has an event that cannot be bounded under this relation.
     """
-    terms = Terms()
+    terms = Decomposition()
     for leaf, times in leaves(events.check(event)):
+        if isinstance(leaf, CyclicPoissonDpEvent):
+            leaf, times = _cyclic(leaf, neighbours), times * -(-leaf.steps // leaf.separation)
         terms.add(_divided(leaf, neighbours), times)
     return terms
+
+
+def _cyclic(leaf: CyclicPoissonDpEvent, neighbours: Neighbours) -> DpEvent:
+    """One of the ceil(steps / bands) releases of a cyclic stream.
+
+    A unit of group j can be in the steps j, j + b, ...; the columns of C at these steps have rows j to j + b - 1, j + b
+    to j + 2b - 1, ..., none in common. So C G + noise falls into parts, in each of which the unit is there with
+    probability ``sample_rate`` and moves the sum by at most one column's norm times the clip: Poisson-subsampled
+    Gaussians, one after the other, each of which may depend on those before. The earliest group has ceil(steps / b).
+    """
+    if neighbours is Neighbours.REPLACE_ONE:
+        raise UnsupportedEvent(
+            "Cyclic sampling under replace-one has no known bound, for who comes may be of another group. "
+            "Declare the subject add-remove or zero-out."
+        )
+    return dp_event.PoissonSampledDpEvent(leaf.sample_rate, dp_event.GaussianDpEvent(leaf.noise_multiplier))
 
 
 def pure_epsilon(event: DpEvent, neighbours: Neighbours) -> float:
@@ -105,6 +131,8 @@ def _divided(leaf: DpEvent, neighbours: Neighbours) -> DpEvent | None:
     match leaf:
         case dp_event.NonPrivateDpEvent():
             return None
+        case CyclicPoissonDpEvent():
+            raise UnsupportedEvent("A cyclic stream is several releases: take_apart has them.")
         case StreamDpEvent():
             if neighbours is Neighbours.ADD_REMOVE and leaf.fixed_places:
                 raise UnsupportedEvent(
@@ -117,6 +145,12 @@ def _divided(leaf: DpEvent, neighbours: Neighbours) -> DpEvent | None:
                 raise ValueError(f"A noise multiplier is not negative; got {leaf.noise_multiplier:g}.")
             noise = leaf.noise_multiplier / factor
             return attr.evolve(leaf, noise_multiplier=noise) if noise > TINY else None
+        case SharedNoiseDpEvent():
+            noise = leaf.noise_multiplier / factor
+            if not noise > TINY:
+                return None
+            # a pure epsilon of 1/noise is what a noisy max of twice the noise costs, under every accountant
+            return dp_event.GaussianDpEvent(noise) if leaf.kind == "gaussian" else NoisyMaxDpEvent(2 * noise)
         case dp_event.DiscreteLaplaceDpEvent():
             return attr.evolve(leaf, sensitivity=leaf.sensitivity * factor) if leaf.noise_parameter else None
         case dp_event.PoissonSampledDpEvent():

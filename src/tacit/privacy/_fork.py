@@ -8,16 +8,16 @@ import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tacit.privacy._ledger import Ledger
+    from tacit.privacy._book import DatabaseBook
 
-_ledgers: weakref.WeakSet[Ledger] = weakref.WeakSet()
-_forking: list[Ledger] = []
+_books: weakref.WeakSet[DatabaseBook] = weakref.WeakSet()
+_forking: list[DatabaseBook] = []
 _lock = threading.Lock()
 
 
-def watch(ledger: Ledger) -> None:
-    """From here on a fork waits until this ledger is between two transactions."""
-    _ledgers.add(ledger)
+def watch(book: DatabaseBook) -> None:
+    """From here on a fork waits until this book is between two transactions."""
+    _books.add(book)
 
 
 def _before() -> None:
@@ -27,10 +27,10 @@ def _before() -> None:
     connection; when the parent then closes its own, the log that the child writes to is deleted, with its charges.
     """
     _lock.acquire()
-    _forking.extend(ledger for ledger in _ledgers if ledger.durable)
-    for ledger in _forking:
-        ledger._lock.acquire()
-        ledger._engine.dispose()
+    _forking.extend(book for book in _books if book.durable)
+    for book in _forking:
+        book._lock.acquire()
+        book._engine.dispose()
 
 
 def _after() -> None:

@@ -48,6 +48,20 @@ def fresh_randomness() -> Iterator[None]:
 
 
 @contextmanager
+def reading_randomness(secret: str | None = None) -> Iterator[None]:
+    """For reading rows: what transforms of other libraries draw from the global generators, wherever rows are read.
+
+    Formal guarantee: that of ``randomness``. A portion's generators go by a secret of its own, so its rows are the same
+    in this process or in another, read in time or ahead of it, and again when a step is replayed.
+
+    Args:
+        secret: From ``reading_key``; None: one that nobody has, for rows that are read only once.
+    """
+    with _by(NoiseKey() if secret is None else NoiseKey.from_secret(secret, seeded=False)):
+        yield
+
+
+@contextmanager
 def _by(key: NoiseKey) -> Iterator[None]:
     drawn = key.uniforms(0, _WORDS + 16).mul(2.0**53).sub(1).long()
     words = drawn.bitwise_and(0xFFFFFFFF)

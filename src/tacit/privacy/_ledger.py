@@ -16,36 +16,33 @@ chain's own record: what an earlier holder of a receipt was given (see ``leases`
 
 from __future__ import annotations
 
-import json
 import os
-import threading
 import uuid
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Engine
 
-from tacit.privacy import _chain as chain
-from tacit.privacy import _fork, accounting
-from tacit.privacy import _storage as storage
+from tacit._guard_rails import check_unit_name
 from tacit.privacy import _totals as totals
+from tacit.privacy import accounting
+from tacit.privacy._book import Book, Charge, DatabaseBook
 from tacit.privacy._budget import Budget, Guarantee, Neighbours, Unit
 from tacit.privacy._chain import Entry
-from tacit.privacy._filters import Mode, Terms, count, fits, to_units
+from tacit.privacy._filters import Mode, Terms
 from tacit.privacy._noise import NoiseKey
 from tacit.privacy._notebook import ledger_html
 from tacit.privacy._receipts import Receipt, ReceiptError, check_charged, stated
-from tacit.privacy._repricing import PRICES, PricedTooLow, Standing, Underpriced
+from tacit.privacy._remote import RemoteBook
+from tacit.privacy._repricing import PricedTooLow, Underpriced
 from tacit.privacy._storage import LedgerError
-from tacit.privacy._subject import OtherTerms, Subject, canonical
-from tacit.privacy._totals import BudgetExceeded, Remaining
-from tacit.privacy.events import DpEvent, StreamDpEvent, check, from_json, leaves, to_json
+from tacit.privacy._subject import OtherTerms, Subject
+from tacit.privacy._totals import Remaining
+from tacit.privacy.events import DpEvent, check, to_json
 
-_SAVE = sa.update(storage.subjects).where(storage.subjects.c.name == sa.bindparam("wanted"))
+TOKEN = "TACIT_LEDGER_TOKEN"
 
 
 class Ledger:
@@ -53,8 +50,10 @@ class Ledger:
 
     Args:
         url: A database address for SQLAlchemy (SQLite, PostgreSQL) or a plain path to an SQLite file; ``"sqlite://"``
-            is in memory.
+            is in memory. ``https://…`` is a service (``tacit ledger serve``).
         create: If False, the ledger must exist already.
+        token: For a ledger behind a service (``https://…``, see ``tacit ledger serve``): what it may do there; by
+            default the environment's ``TACIT_LEDGER_TOKEN``.
 
     Raises:
         LedgerError: The database cannot be opened, or is no ledger.
@@ -68,19 +67,20 @@ class Ledger:
         0.5
     """
 
-    def __init__(self, url: str | Path = "sqlite:///tacit.db", *, create: bool = True) -> None:
+    def __init__(
+        self, url: str | Path = "sqlite:///tacit.db", *, create: bool = True, token: str | None = None
+    ) -> None:
         """Open a ledger by its address; a plain path is an SQLite file. ``create=False``: it must be there already."""
         url = str(url)
         if not url.strip():
             raise LedgerError("A ledger needs an address: a file, sqlite:///FILE or postgresql://USER@HOST/NAME.")
         self.url = url = url if "://" in url else f"sqlite:///{url}"
-        self._pid = os.getpid()
-        self._lock = threading.RLock()
-        self._standings: dict[str, Standing] = {}
-        self._engine: Engine = storage.connect(url, create=create)
-        with storage.plain_errors(url):
-            storage.prepare(self._engine, create=create)
-        _fork.watch(self)
+        if url.startswith(("https://", "http://")):
+            self._book: Book = RemoteBook(url, token or os.environ.get(TOKEN))
+        elif token is not None:
+            raise LedgerError("A token is for a ledger behind a service: https://….")
+        else:
+            self._book = DatabaseBook(url, create=create)
 
     # -- declaring ---------------------------------------------------------------------------------------------------
 
@@ -118,8 +118,9 @@ class Ledger:
             LedgerError: It exists with other terms.
             ValueError: An invalid term.
         """
-        if not name or len(name) > 200 or not name.isprintable():
-            raise ValueError("A subject has a printable name of at most 200 characters.")
+        totals.check_name(name)
+        if self.get_subject(name) is None:
+            check_unit_name(unit)
         if plan is not None and isinstance(plan, DpEvent):
             plan = [plan]
         kind = Mode(mode) if mode else Mode.PLAN if plan is not None else Mode.PURE if budget.pure else Mode.GAUSSIAN
@@ -129,26 +130,8 @@ class Ledger:
         if (plan is not None) != (kind is Mode.PLAN):
             raise ValueError("The plan mode, and only it, needs the plan: the list of all events.")
         subject = Subject.new(name, terms, plan or (), disjoint_from)
-        if plan is not None and terms.private:
-            promised = subject.planned_guarantee()
-            if promised.epsilon > budget.epsilon * (1 + 1e-12):
-                raise BudgetExceeded(f"The plan of {name} costs epsilon {promised.epsilon:.6g}, above {budget}.")
-        with self._transaction() as connection:
-            known = self._find(connection, name)
-            if known is not None:
-                if known.terms_json != subject.terms_json:
-                    raise OtherTerms(
-                        f"Subject {name} exists with other terms; they cannot be changed. Choose a new name."
-                    )
-                return known
-            for other in subject.disjoint_from:
-                if self._find(connection, other) is None:
-                    raise LedgerError(f"{name} is declared disjoint from {other}, which is not in the ledger.")
-            chain.append(connection, "subject", name, None, subject.terms_json)
-            connection.execute(
-                sa.insert(storage.subjects).values(name=name, terms=subject.terms_json, state=subject.state_json)
-            )
-        return subject
+        totals.check_declared(subject)
+        return self._book.declare(subject)
 
     def open_subject(
         self,
@@ -197,7 +180,7 @@ class Ledger:
                     disjoint_from=disjoint_from,
                 )
             except OtherTerms:  # another process was faster
-                known = self._read(name)
+                known = self._book.standing(name)
         known.check_terms(unit=unit, neighbours=neighbours)
         return known
 
@@ -210,13 +193,15 @@ class Ledger:
         Returns:
             The subject, or None.
         """
-        with self._transaction() as connection:
-            return chain.subject(connection, name)
+        return self._book.find(name)
 
     def subjects(self) -> list[Subject]:
-        with self._transaction() as connection:
-            names = connection.execute(sa.select(storage.subjects.c.name).order_by(storage.subjects.c.name))
-            return [self._get(connection, name) for name in names.scalars().all()]
+        """Every subject of the ledger.
+
+        Returns:
+            The subjects as they stand now, by name.
+        """
+        return self._book.subjects()
 
     # -- spending ----------------------------------------------------------------------------------------------------
 
@@ -247,53 +232,18 @@ class Ledger:
             BudgetExceeded: The event does not fit; nothing was charged, and ``remaining`` says what still fits.
             LedgerError: No such subject, or the ledger cannot be written.
         """
-        name = str(getattr(subject, "name", subject))
-        if bound is not None and not 0 < bound < float("inf"):
-            raise ValueError(f"A bound is above 0 and finite; got {bound:g}.")
-        event_json = to_json(check(event, finite=True))
-        event = from_json(event_json)  # what is written is what is priced and released
-        if count(event) == 0:
-            raise ValueError("This event releases nothing: there is nothing to charge.")
-        if not isinstance(event, StreamDpEvent) and any(isinstance(leaf, StreamDpEvent) for leaf, _ in leaves(event)):
-            raise ValueError("A stream is charged by itself, not as a part of something else.")
-        with self._transaction() as connection:
-            known = self._get(connection, name)
-            cost = to_units(known.terms.cost(event))
-            if known.terms.mode is Mode.PLAN:
-                after = known.take_planned(event_json)
-                if after is None:
-                    left = totals.remaining(known)
-                    raise BudgetExceeded(
-                        f"This event is not, or no longer, in the plan of {name}; what is left is {left}. "
-                        "Nothing was charged.",
-                        left,
-                    )
-            elif not fits((now := chain.counted(connection, known)).spent, cost, known.terms.cap):
-                left = totals.remaining(now)
-                raise BudgetExceeded(
-                    f"{name} cannot afford this: it would cost {known.describe(cost)}, and what is left is {left}. "
-                    "Nothing was charged.",
-                    left,
-                )
-            else:
-                after = known.plus(cost)
-            after = after.marked(seed is not None)
-            receipt_id = uuid.uuid4().hex
-            body = {
-                "event": event_json,
-                "cost": cost,
-                "prices": PRICES,
-                "stage": stage,
-                "note": note,
-                "bound": bound,
-                "seeded": seed is not None,
-                "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-                "state": after.fingerprint,
-            }
-            head = chain.append(connection, "charge", name, receipt_id, canonical(body))
-            self._save(connection, after)
-        key = NoiseKey() if seed is None else NoiseKey((seed, name, after.charges))
-        return stated(known, receipt_id, body, head).issued(key)
+        name = _name(subject)
+        asked = Charge(
+            receipt=uuid.uuid4().hex,
+            event=to_json(check(event, finite=True)),
+            stage=stage,
+            note=note,
+            bound=bound,
+            seeded=seed is not None,
+        )
+        made = self._book.charge(name, asked)
+        key = NoiseKey() if seed is None else NoiseKey((seed, name, made.subject.charges))
+        return stated(made.subject, asked.receipt, made.body, made.head).issued(key)
 
     def settle(self, receipt: Receipt, used: int | None = None) -> None:
         """Return the unused part of a reservation, of which only ``used`` releases were made, and close the receipt.
@@ -314,32 +264,13 @@ class Ledger:
             raise LedgerError(
                 f"Receipt {receipt.id[:8]} is closed or belongs to another process: its charge stays spent."
             )
-        with self._transaction() as connection:
-            known = self._get(connection, receipt.subject)
-            check_charged(receipt)
-            before = json.loads(chain.charge(connection, receipt.id).body)["cost"]
-            last = chain.last_lease(connection, receipt.id)
-            if last is not None and last[0] == "settle":
-                raise LedgerError(f"Receipt {receipt.id[:8]} was settled already.")
-            if last is not None and last[1].get("holder") != receipt._state.holder:
-                raise LedgerError(f"Another process has resumed receipt {receipt.id[:8]}: its charge stays spent.")
-            try:
-                used = receipt.counted(used, least=chain.made_before(connection, receipt.id))
-                kept = receipt.close(used)
-            except ReceiptError as error:
-                raise LedgerError(str(error)) from None
-            refund, after = 0, to_units(known.terms.cost(kept))
-            if known.terms.mode is not Mode.PLAN and before is not None and after is not None:
-                refund = max(0, before - after)
-            settled = known.minus(refund)
-            body = {
-                "used": used,
-                "refund": refund,
-                "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-                "state": settled.fingerprint,
-            }
-            chain.append(connection, "settle", receipt.subject, receipt.id, canonical(body))
-            self._save(connection, settled)
+        check_charged(receipt)
+        try:
+            used = receipt.counted(used, least=self._book.made_before(receipt.id))
+            kept = receipt.close(used)
+        except ReceiptError as error:
+            raise LedgerError(str(error)) from None
+        self._book.settle(receipt.id, receipt._state.holder, used, to_json(kept))
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -352,10 +283,8 @@ class Ledger:
         Returns:
             A receipt that is not live.
         """
-        with self._transaction() as connection:
-            row = chain.charge(connection, receipt_id)
-            known = self._get(connection, row.subject)
-        return stated(known, row.receipt, json.loads(row.body), chain.head_of(row.seq, row.hash))
+        made = self._book.charged(receipt_id)
+        return stated(made.subject, receipt_id, made.body, made.head)
 
     def spent(self, subject: str | Subject, *, promised: bool = False) -> Guarantee:
         """What was spent on one subject so far; ``promised``: its cap, for what stops or chooses by releases.
@@ -368,7 +297,7 @@ class Ledger:
         Returns:
             The guarantee of all charges so far.
         """
-        return totals.spent(self._read(subject), cap=promised)
+        return totals.spent(self._book.standing(_name(subject)), cap=promised)
 
     def stopped(self, subject: str | Subject) -> bool:
         """Whether a part of a charge was returned: if releases chose when, only the cap holds.
@@ -379,8 +308,8 @@ class Ledger:
         Returns:
             True if ``settle`` returned a part of a charge.
         """
-        name = subject if isinstance(subject, str) else subject.name
-        return any(entry.kind == "settle" and entry.body["refund"] for entry in self.entries(name))
+        entries = self.entries(_name(subject))
+        return any(entry.kind == "settle" and entry.body["refund"] for entry in entries)
 
     def remaining(self, subject: str | Subject) -> Remaining:
         """The largest single Gaussian release (or, in pure mode, the largest epsilon) that still fits.
@@ -391,7 +320,7 @@ class Ledger:
         Returns:
             What still fits; ``noise_multiplier`` is the least noise of one more Gaussian release.
         """
-        return totals.remaining(self._read(subject))
+        return totals.remaining(self._book.standing(_name(subject)))
 
     def total(self, delta: float | None = None, *, promised: bool = False) -> Guarantee:
         """What one person may lose over all subjects, unless these are declared disjoint: the headline.
@@ -406,7 +335,10 @@ class Ledger:
         Returns:
             One guarantee over all subjects.
         """
-        return totals.total([self._read(each) for each in self.subjects()], delta, cap=promised)
+        found = totals.total([self._book.standing(each.name) for each in self.subjects()], delta, cap=promised)
+        if self._book.only is None:
+            return found
+        return replace(found, notes=(*found.notes, f"over {self._book.only} alone: the token shows no other subject"))
 
     def entries(self, subject: str | None = None) -> list[Entry]:
         """Every row, oldest first.
@@ -417,14 +349,12 @@ class Ledger:
         Returns:
             The entries; they are public.
         """
-        with self._transaction() as connection:
-            return chain.entries(connection, subject)
+        return self._book.entries(subject)
 
     @property
     def head(self) -> str:
         """The end of the chain: whoever keeps it can tell later whether anything before it was changed."""
-        with self._transaction() as connection:
-            return chain.head_of(*chain.current(connection))
+        return self._book.head()
 
     def verify(self, head: str | None = None) -> int:
         """Check every row and total, and that ``head`` is in the hash chain.
@@ -443,11 +373,10 @@ class Ledger:
                 and ``spent``, ``remaining`` and ``total`` count the higher price (``charge`` holds the record to the
                 cap, in a few rows). A record above today's price (a bound got tighter since) stays as it is.
         """
-        with self._transaction() as connection:
-            count, low = chain.verify(connection, head)
+        count, low = self._book.verify(head)
         if low:
-            told = "; ".join(str(each) for each in low)
-            warnings.warn(f"{told}. Guarantees count the higher price.", PricedTooLow, stacklevel=2)
+            sentences = "; ".join(str(each) for each in low)
+            warnings.warn(f"{sentences}. Guarantees count the higher price.", PricedTooLow, stacklevel=2)
         return count
 
     def underpriced(self) -> list[Underpriced]:
@@ -459,13 +388,11 @@ class Ledger:
         Raises:
             LedgerDamaged: The ledger is not what was written.
         """
-        with self._transaction() as connection:
-            return chain.verify(connection, None)[1]
+        return self._book.verify(None)[1]
 
     def close(self) -> None:
         """Let go of the database; the next use opens it again."""
-        with self._lock:
-            self._engine.dispose()
+        self._book.close()
 
     def __repr__(self) -> str:
         return f"Ledger({sa.engine.make_url(self.url).render_as_string(hide_password=True)!r})"
@@ -479,36 +406,18 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- inside ------------------------------------------------------------------------------------------------------
-
     @property
     def durable(self) -> bool:
         """Whether the ledger outlives the process (one in memory does not)."""
-        return storage.durable(self._engine)
+        return self._book.durable
 
-    @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
-        if not self.durable and self._pid != os.getpid():
-            raise LedgerError("A ledger in memory stays in the process that made it: give it a file.")
-        with self._lock, storage.plain_errors(self.url), self._engine.begin() as connection:
-            yield connection
 
-    def _find(self, connection: Connection, name: str) -> Subject | None:
-        return chain.subject(connection, name)
+def ledger_of(book: Book) -> Ledger:
+    """The ledger whose entries are in this book."""
+    ledger = Ledger.__new__(Ledger)
+    ledger.url, ledger._book = book.url, book
+    return ledger
 
-    def _get(self, connection: Connection, name: str) -> Subject:
-        known = self._find(connection, name)
-        if known is None:
-            raise LedgerError(f"There is no subject {name!r} in this ledger: declare it with Ledger.subject first.")
-        return known
 
-    def _read(self, subject: str | Subject) -> Subject:
-        with self._transaction() as connection:
-            return self._raised(connection, self._get(connection, str(getattr(subject, "name", subject))))
-
-    def _raised(self, connection: Connection, known: Subject) -> Subject:
-        """The subject as it stands at today's prices; the entries that were looked at before are not read again."""
-        return chain.at_todays_prices(connection, known, self._standings.setdefault(known.name, Standing()))
-
-    def _save(self, connection: Connection, subject: Subject) -> None:
-        connection.execute(_SAVE, {"wanted": subject.name, "state": subject.state_json})
+def _name(subject: str | Subject) -> str:
+    return str(getattr(subject, "name", subject))

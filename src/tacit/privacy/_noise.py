@@ -17,6 +17,8 @@ import hashlib
 import hmac
 import math
 import secrets
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
@@ -37,7 +39,7 @@ class NoiseKey:
 
     @classmethod
     def from_secret(cls, secret: str, *, seeded: bool) -> NoiseKey:
-        """The key that ``secret`` told, to go on with a stream that was saved."""
+        """The key of a ``secret``, to go on with a stream that was saved."""
         key = cls()
         key._key, key.seeded = bytes.fromhex(secret), seeded
         if len(key._key) != 32:
@@ -50,24 +52,39 @@ class NoiseKey:
 
     def derived(self, what: str, number: int) -> NoiseKey:
         """A key of its own: HMAC-SHA-256, so that no stream of one tells anything about another."""
-        told = hmac.new(self._key, f"tacit {what} {number}".encode(), hashlib.sha256).hexdigest()
-        return NoiseKey.from_secret(told, seeded=self.seeded)
+        derived = hmac.new(self._key, f"tacit {what} {number}".encode(), hashlib.sha256).hexdigest()
+        return NoiseKey.from_secret(derived, seeded=self.seeded)
 
     def normals(self, release: int, count: int) -> Tensor:
         """``count`` independent standard normals (float64, CPU) that belong to this release alone."""
+        out = torch.empty(count + count % 2, dtype=torch.float64)
+        for start, size, piece in self._pieces(release, count):
+            piece(out[2 * start : 2 * (start + size)])
+        return out[:count]
+
+    def normals_in_parts(self, release: int, sizes: Sequence[int]) -> Iterator[Tensor]:
+        """Bit for bit ``normals(release, sum(sizes))``, one part after the other: memory holds little more than one."""
+        pieces, rest = self._pieces(release, sum(sizes)), torch.empty(0, dtype=torch.float64)
+        for length in sizes:
+            parts = [rest]
+            while sum(map(len, parts)) < length:
+                _, size, piece = next(pieces)
+                parts.append(piece(torch.empty(2 * size, dtype=torch.float64)))
+            joined = torch.cat(parts)
+            rest = joined[length:].clone()
+            yield joined[:length]
+
+    def _pieces(self, release: int, count: int) -> Iterator[tuple[int, int, Callable[[Tensor], Tensor]]]:
+        """Some pairs of normals after the other: the first, how many, and what writes them, before the next is asked
+        for.
+        """
         pairs = (count + 1) // 2
-        out = torch.empty(2 * pairs, dtype=torch.float64)
         stream, draw = self._open(release), _Uniforms(2 * min(pairs, _CHUNK))
         for start in range(0, pairs, _CHUNK):
             size = min(_CHUNK, pairs - start)
             uniforms = draw(stream, 2 * size)
             self._refine(uniforms[:size], release, start)
-            radius = uniforms[:size].log_().mul_(-2).sqrt_()
-            angle = uniforms[size:].mul_(2 * math.pi)
-            part = out[2 * start : 2 * (start + size)]
-            torch.cos(angle, out=part[:size]).mul_(radius)
-            torch.sin(angle, out=part[size:]).mul_(radius)
-        return out[:count]
+            yield start, size, partial(_box_muller, uniforms[:size], uniforms[size:])
 
     def uniforms(self, release: int, count: int, purpose: int = 0) -> Tensor:
         """``count`` independent uniforms in (0, 1] (float64, CPU); no normal and no other purpose shares their bits."""
@@ -97,6 +114,14 @@ class NoiseKey:
 
     def __reduce__(self) -> str:
         raise TypeError("A noise key stays in the process that made it: whoever has it can take the noise off.")
+
+
+def _box_muller(radius: Tensor, angle: Tensor, out: Tensor) -> Tensor:
+    """Pairs of normals from pairs of uniforms, which are overwritten."""
+    radius, angle, size = radius.log_().mul_(-2).sqrt_(), angle.mul_(2 * math.pi), len(radius)
+    torch.cos(angle, out=out[:size]).mul_(radius)
+    torch.sin(angle, out=out[size:]).mul_(radius)
+    return out
 
 
 class _Uniforms:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dp_accounting import dp_event
 
-from tacit.privacy.events import DpEvent, StreamDpEvent, gaussian_noise, leaves
+from tacit.privacy.events import CyclicPoissonDpEvent, DpEvent, StreamDpEvent, gaussian_noise, leaves
 
 if TYPE_CHECKING:
     from tacit.privacy._receipts import Receipt
@@ -52,6 +52,7 @@ class _ReceiptState:
     drawn: Slot | None = None  # the slot whose units were drawn: the next release is of it
     closed: bool = False
     run: bool = False  # whether one run has claimed all releases
+    rehearsal: bool = False  # whether what is released on it is noise alone
     stream: GaussianStream | None = None  # the one noise stream that may go on
     search: Receipt | None = None  # of which this receipt pays for a trial
     holder: str | None = None  # the name under which the ledger's chain knows this process
@@ -75,6 +76,14 @@ class _ReceiptState:
     def next(self, kind: type[DpEvent] | None = None) -> Slot | None:
         """The first slot of the tree that has releases left (of this kind)."""
         return next((slot for slot in self.slots if slot.left > 0 and kind in (None, slot.kind)), None)
+
+    def later(self, ahead: int) -> Slot | None:
+        """The slot of the release that comes ``ahead`` after the next one, in the order of the tree."""
+        for slot in self.slots:
+            if ahead < slot.left:
+                return slot
+            ahead -= slot.left
+        return None
 
     def consume(self, slot: Slot) -> int:
         """Count one release of this slot as made; its number. The caller holds the lock."""
@@ -131,4 +140,6 @@ def count(leaf: DpEvent, times: int) -> int:
 def _rate(leaf: DpEvent) -> float:
     if isinstance(leaf, dp_event.SampledWithoutReplacementDpEvent):
         return math.nan  # nothing here draws so
+    if isinstance(leaf, CyclicPoissonDpEvent):
+        return float(leaf.sample_rate)
     return float(leaf.sampling_probability) if isinstance(leaf, dp_event.PoissonSampledDpEvent) else 1.0

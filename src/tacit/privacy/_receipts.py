@@ -149,13 +149,13 @@ class Receipt:
         Returns:
             The number of releases that count as made.
         """
-        told = self.used if used is None else used
-        whole = isinstance(told, Integral) and not isinstance(told, bool)
-        if not whole or not self.used <= told <= self.releases:
+        stated = self.used if used is None else used
+        whole = isinstance(stated, Integral) and not isinstance(stated, bool)
+        if not whole or not self.used <= stated <= self.releases:
             raise ReceiptError(
-                f"Receipt {self.id[:8]} released {self.used} of {self.releases}: {told!r} cannot be right."
+                f"Receipt {self.id[:8]} released {self.used} of {self.releases}: {stated!r} cannot be right."
             )
-        return max(int(told), least)
+        return max(int(stated), least)
 
     @property
     def in_order(self) -> bool:
@@ -248,21 +248,22 @@ def consume(receipt: Receipt, kind: type[DpEvent], bound: float) -> tuple[DpEven
         return slot.leaf, state.consume(slot), key
 
 
-def upcoming(receipt: Receipt, *, bind: bool = False) -> tuple[float, int, NoiseKey]:
+def upcoming(receipt: Receipt, *, bind: bool = False, ahead: int = 0) -> tuple[float, int, NoiseKey]:
     """The sampling rate and the number of the next release, and the key of its draw; for ``sampling`` alone.
 
-    With ``bind`` the next release is held to this slot.
+    With ``bind`` the next release is held to this slot. ``ahead``: of the release that comes so many after it, if the
+    releases between are made in the order of the event.
     """
     if not isinstance(receipt, Receipt):
         raise ReceiptError("A draw needs the receipt of a charge: call Ledger.charge first.")
     state = receipt._state
     with state.lock:
-        slot = state.drawn or state.next()
+        slot = state.drawn or state.next() if ahead == 0 else state.later(ahead)
         if not receipt.live or receipt._key is None or slot is None:
             raise _dead(receipt)
         if bind:
             state.drawn = slot
-        return slot.rate, state.used, receipt._key
+        return slot.rate, state.used + ahead, receipt._key
 
 
 def claim(receipt: Receipt) -> None:

@@ -124,7 +124,7 @@ def _begin_sqlite(connection: Connection) -> None:
                 if "locked" not in str(error):
                     break
                 time.sleep(0.003)
-        connection.exec_driver_sql("BEGIN IMMEDIATE")  # for the last time; whatever is wrong is told as ever
+        connection.exec_driver_sql("BEGIN IMMEDIATE")  # for the last time; whatever is wrong raises as ever
     finally:
         raw.execute(f"PRAGMA busy_timeout={int(1000 * _PATIENCE)}")
 

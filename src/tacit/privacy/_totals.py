@@ -59,6 +59,21 @@ class BudgetExceeded(LedgerError):
         self.remaining = remaining
 
 
+def check_name(name: str) -> None:
+    """Refuse a subject's name that cannot be shown."""
+    if not name or len(name) > 200 or not name.isprintable():
+        raise ValueError("A subject has a printable name of at most 200 characters.")
+
+
+def check_declared(subject: Subject) -> None:
+    """Refuse a name that cannot be shown, and a plan that costs more than the budget."""
+    check_name(subject.name)
+    if subject.terms.mode is Mode.PLAN and subject.terms.private:
+        budget, planned = subject.terms.budget, subject.planned_guarantee()
+        if planned.epsilon > budget.epsilon * (1 + 1e-12):
+            raise BudgetExceeded(f"The plan of {subject.name} costs epsilon {planned.epsilon:.6g}, above {budget}.")
+
+
 def remaining(subject: Subject) -> Remaining:
     """The largest single Gaussian release that the subject can still afford."""
     terms = subject.terms

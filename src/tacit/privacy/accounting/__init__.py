@@ -1,10 +1,11 @@
 """From event trees to guarantees, and from a target back to the noise that meets it."""
 
+from tacit._deprecation import renamed_attributes
 from tacit.privacy.accounting._accounting import (
     ACCOUNTANTS,
     ORDERS,
     Accountant,
-    Terms,
+    Decomposition,
     UnsupportedEvent,
     best_order,
     epsilon_of_renyi,
@@ -22,7 +23,7 @@ __all__ = [
     "ACCOUNTANTS",
     "ORDERS",
     "Accountant",
-    "Terms",
+    "Decomposition",
     "UnsupportedEvent",
     "best_order",
     "epsilon_of_renyi",
@@ -35,3 +36,5 @@ __all__ = [
     "renyi_of_epsilon",
     "take_apart",
 ]
+
+__getattr__ = renamed_attributes(__name__, {"Terms": "Decomposition"})

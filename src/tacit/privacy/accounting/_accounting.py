@@ -23,7 +23,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from tacit.privacy import _pld as loss
 from tacit.privacy._budget import Budget, Guarantee, Neighbours, Unit, check_delta, delta_of, epsilon_of, mu_of_pure
-from tacit.privacy._decompose import Terms as Terms
+from tacit.privacy._decompose import Decomposition as Decomposition
 from tacit.privacy._decompose import UnsupportedEvent as UnsupportedEvent
 from tacit.privacy._decompose import pure_epsilon as pure_epsilon
 from tacit.privacy._decompose import pure_of as pure_of
@@ -251,7 +251,7 @@ def best_order(budget: Budget, event: DpEvent | None = None, neighbours: Neighbo
     return order
 
 
-def _renyi(terms: Terms, neighbours: Neighbours, orders: Sequence[float]) -> list[float]:
+def _renyi(terms: Decomposition, neighbours: Neighbours, orders: Sequence[float]) -> list[float]:
     if not terms.private:
         return [math.inf] * len(orders)
     total = [terms.mu_squared * order / 2 for order in orders]
@@ -321,7 +321,7 @@ def _renyi_of_best(leaf: DpEvent, neighbours: Neighbours, orders: Sequence[float
     Theorem 2 (truncated negative binomial) may be used with any second order, theorem 6 (Poisson) needs one run's delta
     at one epsilon; both look at all of ``ORDERS``, whichever are asked for. A divergence never falls with its order.
     """
-    one = Terms()
+    one = Decomposition()
     for part, times in leaves(leaf.event):  # the factor was applied when the search was taken apart
         one.add(part, times)
     if neighbours is Neighbours.REPLACE_ONE and any(isinstance(e, dp_event.PoissonSampledDpEvent) for e in one.others):
@@ -347,7 +347,7 @@ def _renyi_of_best(leaf: DpEvent, neighbours: Neighbours, orders: Sequence[float
     return [found[float(order)] for order in orders]
 
 
-def _delta(terms: Terms, orders: Sequence[float], divergences: Sequence[float], epsilon: float) -> float:
+def _delta(terms: Decomposition, orders: Sequence[float], divergences: Sequence[float], epsilon: float) -> float:
     """Delta at ``epsilon``: exact for Gaussians, else by the inverse of ``epsilon_of_renyi``."""
     if not terms.others:
         return delta_of(epsilon, terms.mu)
@@ -355,14 +355,14 @@ def _delta(terms: Terms, orders: Sequence[float], divergences: Sequence[float], 
     return math.exp(min(0.0, *((o - 1) * (r - epsilon + math.log1p(-1 / o)) - math.log(o) for o, r in pairs)))
 
 
-def _rdp_epsilon(terms: Terms, neighbours: Neighbours, delta: float) -> float:
-    few = Terms(terms.mu_squared, loss.rounded(terms.others, 48), terms.private)
+def _rdp_epsilon(terms: Decomposition, neighbours: Neighbours, delta: float) -> float:
+    few = Decomposition(terms.mu_squared, loss.rounded(terms.others, 48), terms.private)
     divergences = _renyi(few, neighbours, ORDERS)
     pairs = [(o, r) for o, r in zip(ORDERS, divergences, strict=True) if math.isfinite(r)]
     return min((epsilon_of_renyi(o, r, delta) for o, r in pairs), default=math.inf)
 
 
-def _second_best(terms: Terms, neighbours: Neighbours, delta: float, reason: str) -> tuple[float, str, str]:
+def _second_best(terms: Decomposition, neighbours: Neighbours, delta: float, reason: str) -> tuple[float, str, str]:
     """Epsilon where PLD cannot serve, what gave it, and a note that says why."""
     refused: UnsupportedEvent | None = None
     try:
@@ -377,7 +377,7 @@ def _second_best(terms: Terms, neighbours: Neighbours, delta: float, reason: str
     return by_rdp, "RDP", f"RDP because {reason}"
 
 
-def _without_sampling(terms: Terms, neighbours: Neighbours, delta: float) -> float:
+def _without_sampling(terms: Decomposition, neighbours: Neighbours, delta: float) -> float:
     """The bound as if everybody were always drawn; infinite if there is something that is neither Gaussian nor pure.
 
     Formal guarantee: a draw at rate q gives the mixture of a release from everybody (q) and one without the unit

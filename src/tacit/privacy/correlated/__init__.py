@@ -10,6 +10,7 @@ from tacit.privacy.correlated._correlated import (
     independent,
     running_sum_rms,
     square_root,
+    toeplitz,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "independent",
     "running_sum_rms",
     "square_root",
+    "toeplitz",
 ]

@@ -1,45 +1,48 @@
 """The releases that tacit accounts for, as dp-accounting's event trees."""
 
-from tacit.privacy.events._events import (
-    SIZED,
-    STRATEGIES,
-    DpEvent,
-    NoisyMaxDpEvent,
-    PassesDpEvent,
-    StreamDpEvent,
-    check,
-    check_count,
+from tacit.privacy.events._constructors import (
     compose,
-    from_json,
+    cyclic_poisson,
     gaussian,
-    gaussian_noise,
-    is_sampled,
     joint,
     joint_noise,
     laplace,
-    leaves,
     noisy_max,
     passes,
     poisson,
-    releases,
     repeat,
     repeat_and_select,
-    same,
     schedule,
+    shared_noise,
     stream,
-    to_json,
+)
+from tacit.privacy.events._json import from_json, to_json
+from tacit.privacy.events._properties import gaussian_noise, is_sampled, releases, same
+from tacit.privacy.events._tree import check, check_count, leaves
+from tacit.privacy.events._types import (
+    SIZED,
+    STRATEGIES,
+    CyclicPoissonDpEvent,
+    DpEvent,
+    NoisyMaxDpEvent,
+    PassesDpEvent,
+    SharedNoiseDpEvent,
+    StreamDpEvent,
 )
 
 __all__ = [
     "SIZED",
     "STRATEGIES",
+    "CyclicPoissonDpEvent",
     "DpEvent",
     "NoisyMaxDpEvent",
     "PassesDpEvent",
+    "SharedNoiseDpEvent",
     "StreamDpEvent",
     "check",
     "check_count",
     "compose",
+    "cyclic_poisson",
     "from_json",
     "gaussian",
     "gaussian_noise",
@@ -56,6 +59,7 @@ __all__ = [
     "repeat_and_select",
     "same",
     "schedule",
+    "shared_noise",
     "stream",
     "to_json",
 ]

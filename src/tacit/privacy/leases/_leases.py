@@ -20,10 +20,10 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
-from tacit.privacy import _chain as chain
 from tacit.privacy import _resume as resuming
 from tacit.privacy._ledger import Ledger
 from tacit.privacy._noise import NoiseKey
+from tacit.privacy._receipt_state import fresh_holder
 from tacit.privacy._receipts import Receipt, ReceiptError, check_charged
 from tacit.privacy.events import StreamDpEvent, check_count
 from tacit.privacy.mechanisms import GaussianStream
@@ -55,8 +55,7 @@ def extend(ledger: Ledger, receipt: Receipt, releases: int) -> int:
             "leased any more."
         )
     upto = min(receipt.used + int(releases), receipt.releases)
-    with ledger._transaction() as connection:
-        resuming.write(connection, "lease", receipt, max(upto, resuming.given(connection, receipt.id)))
+    ledger._book.give(receipt.id, resuming.holder_of(receipt), "lease", upto, {})
     with receipt._state.lock:
         receipt._state.leased = upto
     return upto
@@ -66,21 +65,22 @@ def begin(ledger: Ledger, receipt: Receipt) -> None:
     """From here on nothing is released without a lease: a process that takes the receipt up later can rely on it."""
     check_charged(receipt)
     resuming.stop_at_start(receipt)
-    with ledger._transaction() as connection:
-        resuming.write(connection, "lease", receipt, resuming.given(connection, receipt.id))
+    ledger._book.give(receipt.id, resuming.holder_of(receipt), "lease", None, {})
 
 
 def settled(ledger: Ledger, receipt_id: str) -> bool:
     """Whether a receipt that was leased is over."""
-    with ledger._transaction() as connection:
-        last = chain.last_lease(connection, receipt_id)
+    last = ledger._book.held(receipt_id)
     return last is not None and last[0] == "settle"
 
 
 def check_holder(ledger: Ledger, receipt: Receipt) -> None:
     """Refuse a process whose stream another one has resumed."""
-    with ledger._transaction() as connection:
-        resuming.held_by(connection, receipt)
+    holder, last = resuming.holder_of(receipt), ledger._book.held(receipt.id)
+    if last is not None and last[0] == "settle":
+        raise ReceiptError(f"Receipt {receipt.id[:8]} was settled: its stream is over.")
+    if last is not None and last[1]["holder"] != holder:
+        raise ReceiptError(f"Another process has resumed the stream of receipt {receipt.id[:8]}: stop here.")
 
 
 def secret_of(stream: GaussianStream) -> Secret:
@@ -101,7 +101,7 @@ def secret_of(stream: GaussianStream) -> Secret:
 
 
 def digest(secret: Secret) -> str:
-    """What tells a saved state from all others, and may be told to anybody."""
+    """A digest that identifies a saved state, and is public."""
     return hashlib.sha256(secret.token.encode()).hexdigest()
 
 
@@ -117,20 +117,19 @@ def save(ledger: Ledger, receipt: Receipt, secret: Secret) -> None:
         if secret.used != receipt.used:
             raise ReceiptError("This state is older than the stream: take a new one.")
         receipt._state.leased = secret.used
-    with ledger._transaction() as connection:
-        resuming.write(connection, "saved", receipt, secret.used, token=digest(secret))
+    ledger._book.give(receipt.id, resuming.holder_of(receipt), "saved", secret.used, {"token": digest(secret)})
 
 
 def resume(ledger: Ledger, receipt_id: str, secret: Secret | None) -> tuple[Receipt, GaussianStream, bool]:
-    """Take up a stream; the last value says whether it goes on exactly where it was saved.
+    """Resume a stream; the last value says whether it goes on exactly where it was saved.
 
     Otherwise (no secret, a used one, or releases after it) all that was leased counts as used and a new noise block
     starts. ``receipt.used`` is then the number of the next release: no row of an earlier one may be fed again.
     """
-    told = ledger.receipt(receipt_id)
-    if not isinstance(told.event, StreamDpEvent):
+    stated = ledger.receipt(receipt_id)
+    if not isinstance(stated.event, StreamDpEvent):
         raise ReceiptError(f"Receipt {receipt_id[:8]} paid for no stream: there is nothing to resume.")
-    receipt, exact = _resume(ledger, told, secret)
+    receipt, exact = _resume(ledger, stated, secret)
     stream = GaussianStream(receipt)
     if exact and secret is not None:
         stream._mixer = stream.strategy.mixer(secret.mixer)
@@ -138,23 +137,19 @@ def resume(ledger: Ledger, receipt_id: str, secret: Secret | None) -> tuple[Rece
 
 
 def resume_after_lease(ledger: Ledger, receipt_id: str) -> Receipt:
-    """Take up separate releases behind whatever was leased, with a fresh key; what was leased counts as made."""
-    told = ledger.receipt(receipt_id)
-    if isinstance(told.event, StreamDpEvent):
+    """Resume separate releases behind whatever was leased, with a fresh key; what was leased counts as made."""
+    stated = ledger.receipt(receipt_id)
+    if isinstance(stated.event, StreamDpEvent):
         raise ReceiptError(f"Receipt {receipt_id[:8]} paid for a stream: resume it with resume.")
-    return _resume(ledger, told, None)[0]
+    return _resume(ledger, stated, None)[0]
 
 
-def _resume(ledger: Ledger, told: Receipt, secret: Secret | None) -> tuple[Receipt, bool]:
-    with ledger._transaction() as connection:
-        last = resuming.last_word(connection, told.id)
-        if last is None:
-            raise ReceiptError(f"Receipt {told.id[:8]} was never leased: nobody knows what was released on it.")
-        exact = secret is not None and secret.receipt == told.id and last.get("token") == digest(secret)
-        used = resuming.given(connection, told.id)
-        holder = resuming.hand_over(connection, told, used, exact=exact)
+def _resume(ledger: Ledger, stated: Receipt, secret: Secret | None) -> tuple[Receipt, bool]:
+    holder = fresh_holder()
+    proof = digest(secret) if secret is not None and secret.receipt == stated.id else ""
+    used, exact = ledger._book.hand_over(stated.id, holder, "stream", proof, 0)
     if exact and secret is not None:
-        key = NoiseKey.from_secret(secret.key, seeded=told.seeded)
+        key = NoiseKey.from_secret(secret.key, seeded=stated.seeded)
     else:
-        key = NoiseKey((told.id, used)) if told.seeded else NoiseKey()
-    return resuming.issue(told, key, holder, used=used), exact
+        key = NoiseKey((stated.id, used)) if stated.seeded else NoiseKey()
+    return resuming.issue(stated, key, holder, used=used), exact

@@ -10,5 +10,19 @@ from tacit.privacy.mechanisms._mechanisms import (
     noisy_max,
     strategy_of,
 )
+from tacit.privacy.mechanisms._shards import GaussianShards, add_shard
+from tacit.privacy.mechanisms._shares import share
 
-__all__ = ["GaussianStream", "Released", "check", "gaussian", "gaussian_query", "laplace", "noisy_max", "strategy_of"]
+__all__ = [
+    "GaussianShards",
+    "GaussianStream",
+    "Released",
+    "add_shard",
+    "check",
+    "gaussian",
+    "gaussian_query",
+    "laplace",
+    "noisy_max",
+    "share",
+    "strategy_of",
+]

@@ -10,6 +10,8 @@ import math
 import secrets
 import threading
 from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
 
 import opendp.prelude as dp
 import torch
@@ -29,9 +31,9 @@ from tacit.privacy.events import DpEvent, NoisyMaxDpEvent, StreamDpEvent, is_sam
 dp.enable_features("contrib")
 
 Released = dict[str, Tensor]
-_SMOOTHING = 3.0  # in grid steps, see gaussian_query
+SMOOTHING = 3.0  # in grid steps, see gaussian_query
 _LARGEST = 2**62  # what OpenDP's 64-bit integers hold, with room
-_UP = 1 + 2.0**-48  # noise is rounded up, never down
+UP = 1 + 2.0**-48  # noise is rounded up, never down
 _WIDEST = 2.0**55  # of Laplace noise, in grid steps: 64 bits are passed with a probability below 1e-50
 
 
@@ -74,7 +76,7 @@ def gaussian(total: BoundedSum, receipt: Receipt, *, noise: Mapping[str, float] 
     bounds = _bounds(total)
     event, release, key = _take_gaussian(receipt, _joint(bounds))
     fixed = _grids(total, bounds, event.noise_multiplier, noise)
-    return _add(total, _draw(total.sum, key, release), fixed)
+    return _add(_seen(total, receipt), _draw(total.sum, key, release), fixed)
 
 
 class GaussianStream:
@@ -133,7 +135,7 @@ class GaussianStream:
             self.reset()  # what an interrupted step leaves behind must not be continued
             mixed = mixer.step(_draw(total.sum, key, release))
             self._mixer = mixer
-        return _add(total, mixed, fixed)
+        return _add(_seen(total, self.receipt), mixed, fixed)
 
     def _over(self, event: StreamDpEvent, release: int) -> bool:
         """Whether a new block starts: where nobody comes twice any division into blocks costs the same."""
@@ -158,13 +160,14 @@ def gaussian_query(query: GridSum, receipt: Receipt) -> Tensor:
     Raises:
         ReceiptError: The receipt does not cover this release.
     """
-    bound = _bound(query, "l2", receipt)
+    bound = bound_of(query, "l2", receipt)
     event, release, key = _take_gaussian(receipt, bound)
-    scale = event.noise_multiplier * bound / query.grid * _UP
+    scale = event.noise_multiplier * bound / query.grid * UP
     if key.seeded:
         return _seeded(query, key.normals(release, len(query.total)) * scale)
     space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l2_distance(T=float)
-    noisy = (space >> dp.m.then_gaussian(scale=math.hypot(scale, _SMOOTHING) if scale else 0.0))(_integers(query))
+    wide = math.hypot(scale, SMOOTHING) if scale else 0.0
+    noisy = (space >> dp.m.then_gaussian(scale=wide))(integers(query, receipt))
     return torch.tensor(noisy, dtype=torch.float64) * query.grid
 
 
@@ -198,14 +201,14 @@ def laplace(query: GridSum, receipt: Receipt) -> Tensor:
         >>> receipt.used
         1
     """
-    bound = _bound(query, "l1", receipt)
+    bound = bound_of(query, "l1", receipt)
     event, release, key = consume(receipt, dp_event.LaplaceDpEvent, bound)
-    scale = event.noise_multiplier * bound / query.grid * _UP
+    scale = event.noise_multiplier * bound / query.grid * UP
     if key.seeded:
         u = key.uniforms(release, len(query.total)) - 0.5
         return _seeded(query, -scale * torch.sign(u) * torch.log1p((-2 * u.abs()).clamp_min(-1 + 2**-53)))
     noise = _rounded_laplace(scale, len(query.total))
-    noisy = [float(value + more) for value, more in zip(_integers(query), noise, strict=True)]
+    noisy = [float(value + more) for value, more in zip(integers(query, receipt), noise, strict=True)]
     return torch.tensor(noisy, dtype=torch.float64) * query.grid
 
 
@@ -242,14 +245,20 @@ def noisy_max(scores: GridSum, receipt: Receipt) -> int:
     Raises:
         ReceiptError: The receipt does not cover this release.
     """
-    bound = _bound(scores, "linf", receipt)
+    bound = bound_of(scores, "linf", receipt)
     event, release, key = consume(receipt, NoisyMaxDpEvent, bound)
-    scale = event.noise_multiplier * bound / scores.grid * _UP
+    scale = event.noise_multiplier * bound / scores.grid * UP
     if key.seeded:
         noise = -scale * torch.log(key.uniforms(release, len(scores.total)))
         return int(torch.argmax(torch.tensor(scores.total, dtype=torch.float64) + noise))
+    return int(_noisy_max_at(scale)(integers(scores, receipt)))
+
+
+@lru_cache(maxsize=16)
+def _noisy_max_at(scale: float) -> Any:
+    """OpenDP's measurement at a scale; it holds nothing of any data, and half of a call's time goes into making it."""
     space = dp.vector_domain(dp.atom_domain(T="i64")), dp.linf_distance(T="i64")
-    return int((space >> dp.m.then_noisy_max(dp.max_divergence(), scale=scale))(_integers(scores)))
+    return space >> dp.m.then_noisy_max(dp.max_divergence(), scale=scale)
 
 
 def check(total: BoundedSum, event: DpEvent, *, noise: Mapping[str, float] | None = None) -> None:
@@ -287,7 +296,7 @@ def strategy_of(event: StreamDpEvent) -> Strategy:
         The strategy over one block of the stream.
     """
     name, _, size = event.strategy.partition(":")
-    sizes = {"banded": "bands", "buffered": "buffers"}
+    sizes = {"banded": "bands", "toeplitz": "bands", "buffered": "buffers"}
     options = {sizes[name]: int(size)} if size and name in sizes else {}
     return by_name(name, event.steps, **options)
 
@@ -298,7 +307,7 @@ def _take_gaussian(receipt: Receipt, bound: float) -> tuple[dp_event.GaussianDpE
     return consume(receipt, dp_event.GaussianDpEvent, bound)
 
 
-def _bound(query: GridSum, norm: Norm, receipt: Receipt) -> float:
+def bound_of(query: GridSum, norm: Norm, receipt: Receipt) -> float:
     """The bound of one unit's contribution to a query.
 
     From a Poisson draw a unit may be missing, in REPLACE_ONE's two data sets as well, and the accountant's pair of
@@ -311,8 +320,10 @@ def _bound(query: GridSum, norm: Norm, receipt: Receipt) -> float:
     return query.bound(norm, receipt.neighbours)
 
 
-def _integers(query: GridSum) -> list[int]:
+def integers(query: GridSum, receipt: Receipt) -> list[int]:
     """The total, cut to what 64 bits hold: that moves no two totals further apart, and nothing is an error."""
+    if receipt._state.rehearsal:
+        return [0] * len(query.total)
     return [max(-_LARGEST, min(_LARGEST, value)) for value in query.total]
 
 
@@ -371,9 +382,16 @@ def _draw(like: Mapping[str, Tensor], key: NoiseKey, release: int) -> Released:
     return {name: part.view(like[name].shape) for name, part in zip(sizes, parts, strict=True)}
 
 
-def _add(total: BoundedSum, noise: Released, fixed: Mapping[str, Grid]) -> Released:
+def _seen(total: BoundedSum, receipt: Receipt) -> Mapping[str, Tensor]:
+    """The sum; on a receipt for a rehearsal zeros in its place."""
+    if receipt._state.rehearsal:
+        return {name: torch.zeros_like(value) for name, value in total.sum.items()}
+    return total.sum
+
+
+def _add(total: Mapping[str, Tensor], noise: Released, fixed: Mapping[str, Grid]) -> Released:
     """Sum and noise, added on their grid in float64 on the CPU and only then cast to the sum's own type and device."""
-    return {name: grids.add(value, noise[name], fixed[name]) for name, value in total.sum.items()}
+    return {name: grids.add(value, noise[name], fixed[name]) for name, value in total.items()}
 
 
 def _seeded(query: GridSum, noise: Tensor) -> Tensor:

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import hashlib
 
-from tacit.privacy import _chain as chain
 from tacit.privacy import _resume as resuming
 from tacit.privacy._ledger import Ledger
 from tacit.privacy._noise import NoiseKey
+from tacit.privacy._receipt_state import fresh_holder
 from tacit.privacy._receipts import Receipt, ReceiptError, check_charged
 from tacit.privacy.events import StreamDpEvent
 
@@ -38,8 +38,7 @@ def keep(ledger: Ledger, receipt: Receipt) -> str:
     check_charged(receipt)
     resuming.stop_at_start(receipt)  # nothing is released that the chain does not know was given away
     secret = receipt._key.secret()
-    with ledger._transaction() as connection:
-        resuming.write(connection, "kept", receipt, resuming.given(connection, receipt.id), key=_digest(secret))
+    ledger._book.give(receipt.id, resuming.holder_of(receipt), "kept", None, {"key": _digest(secret)})
     resuming.remember(receipt)
     return secret
 
@@ -49,16 +48,12 @@ def resume(ledger: Ledger, receipt_id: str, secret: str, used: int) -> tuple[Rec
 
     ``Ledger.settle`` returns no more than what lies behind the second number.
     """
-    told = ledger.receipt(receipt_id)
-    used = told.counted(used)
-    with ledger._transaction() as connection:
-        last = resuming.last_word(connection, receipt_id)
-        if last is None or chain.kept_key(connection, receipt_id) != _digest(secret):
-            raise ReceiptError(f"This is not the key of receipt {receipt_id[:8]}: its releases cannot be replayed.")
-        made = max(resuming.given(connection, receipt_id), used)
-        holder = resuming.hand_over(connection, told, made, exact=True)
+    stated = ledger.receipt(receipt_id)
+    used = stated.counted(used)
+    holder = fresh_holder()
+    made, _ = ledger._book.hand_over(receipt_id, holder, "replay", _digest(secret), used)
     resuming.overtake(receipt_id)
-    receipt = resuming.issue(told, NoiseKey.from_secret(secret, seeded=told.seeded), holder, used=used)
+    receipt = resuming.issue(stated, NoiseKey.from_secret(secret, seeded=stated.seeded), holder, used=used)
     resuming.remember(receipt)
     return receipt, made
 
@@ -72,14 +67,12 @@ def adopt(ledger: Ledger, receipt_id: str) -> Receipt:
     receipt never left it: no value was returned, written or shown (a receipt that was leased or saved is refused). Then
     what leaves is one set of releases, with noise that is independent of the one that was lost.
     """
-    told = ledger.receipt(receipt_id)
-    with ledger._transaction() as connection:
-        if resuming.given(connection, receipt_id):
-            raise ReceiptError(f"Releases of receipt {receipt_id[:8]} were given away: it cannot be adopted.")
-        holder = resuming.hand_over(connection, told, 0, exact=False)
+    stated = ledger.receipt(receipt_id)
+    holder = fresh_holder()
+    ledger._book.hand_over(receipt_id, holder, "adopt", "", 0)
     resuming.overtake(receipt_id)
-    key = NoiseKey((told.id, holder)) if told.seeded else NoiseKey()
-    return resuming.issue(told, key, holder, leased=False)
+    key = NoiseKey((stated.id, holder)) if stated.seeded else NoiseKey()
+    return resuming.issue(stated, key, holder, leased=False)
 
 
 def _digest(secret: str) -> str:

@@ -14,9 +14,10 @@ from tacit.privacy._receipts import Receipt, ReceiptError, upcoming
 
 _DRAW, _UNIFORMS = 1, 2  # purposes of uniforms
 randomness, fresh_randomness = generators.randomness, generators.fresh_randomness
+reading_randomness = generators.reading_randomness
 
 
-def draw(receipt: Receipt, people: int) -> Tensor:
+def draw(receipt: Receipt, people: int, *, ahead: int = 0) -> Tensor:
     """The Poisson subsample of the units 0 to ``people`` - 1 for the receipt's next release, in ascending order.
 
     Formal guarantee: each unit is drawn with at most the charged probability (a uniform of 53 bits is compared with
@@ -26,6 +27,8 @@ def draw(receipt: Receipt, people: int) -> Tensor:
     Args:
         receipt: A live receipt whose next release is Poisson-subsampled.
         people: How many units there are. Private.
+        ahead: Look at the draw of the release that comes so many after the next one, to read its rows in time; it
+            binds nothing, and is drawn again when that release is the next.
 
     Returns:
         The numbers of the drawn units. Private.
@@ -33,7 +36,7 @@ def draw(receipt: Receipt, people: int) -> Tensor:
     Raises:
         ReceiptError: The next release is not subsampled.
     """
-    rate, number, key = upcoming(receipt, bind=True)
+    rate, number, key = upcoming(receipt, bind=ahead == 0, ahead=ahead)
     if not 0 < rate <= 1:
         raise ReceiptError("This receipt's sampling is not Poisson sampling: nothing here draws so.")
     if rate == 1:
@@ -41,7 +44,7 @@ def draw(receipt: Receipt, people: int) -> Tensor:
     return torch.nonzero(key.uniforms(number, people, _DRAW) <= rate).flatten()
 
 
-def uniforms(receipt: Receipt, units: int, each: int) -> Tensor:
+def uniforms(receipt: Receipt, units: int, each: int, *, ahead: int = 0) -> Tensor:
     """``each`` random numbers in (0, 1] for every drawn unit of the next release: which clips, which views.
 
     They are independent of the draw and of the noise, and alike for everybody: which rows a unit shows is as likely
@@ -51,9 +54,41 @@ def uniforms(receipt: Receipt, units: int, each: int) -> Tensor:
         receipt: A live receipt.
         units: How many units were drawn.
         each: How many numbers each of them needs.
+        ahead: As in ``draw``.
 
     Returns:
         Units x ``each``. Private.
     """
-    _, number, key = upcoming(receipt)
+    _, number, key = upcoming(receipt, ahead=ahead)
     return key.uniforms(number, units * each, _UNIFORMS).view(units, each)
+
+
+def model_key(receipt: Receipt, portion: int) -> str:
+    """A secret for ``reading_randomness``: what a model draws itself while a portion of the next release is computed.
+
+    ``randomness`` draws on from portion to portion; where portions are computed in several processes, each has its own.
+
+    Args:
+        receipt: A live receipt.
+        portion: Its place among the portions of the release.
+
+    Returns:
+        256 bits in hexadecimal. Private.
+    """
+    _, number, key = upcoming(receipt)
+    return key.derived("model", number).derived("portion", portion).secret()
+
+
+def reading_key(receipt: Receipt, portion: int, *, ahead: int = 0) -> str:
+    """A secret for ``reading_randomness``, of one portion of the next release's rows; see there.
+
+    Args:
+        receipt: A live receipt.
+        portion: Its place among the portions of the release.
+        ahead: As in ``draw``.
+
+    Returns:
+        256 bits in hexadecimal. Private: to be handed to who reads the rows, and to no file.
+    """
+    _, number, key = upcoming(receipt, ahead=ahead)
+    return key.derived("rows", number).derived("portion", portion).secret()

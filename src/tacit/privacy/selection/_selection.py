@@ -2,7 +2,7 @@
 
     event = events.repeat_and_select(events.compose([training, score]), mean=10, shape=1)
     receipt = ledger.charge("clinic-a", event, stage="tune")
-    winner = best(run(trial) for trial in Trials(receipt))  # run: draw settings, train, release a score
+    winner = best(run(trial) for trial in SelectionTrials(receipt))  # run: draw settings, train, release a score
 
 Formal guarantee (Papernot & Steinke 2022, theorems 2 and 6). Unit, neighbours and sensitivity are those of the inner
 event, the releases of one trial. If one trial is (order, eps)-RDP at every order, then the winner is (order, eps')-RDP,
@@ -14,14 +14,15 @@ eps' = eps + mean delta + log(mean) / (order - 1), where it is Poisson and one t
 delta)-DP. This is what the accountant charges, and it holds provided that
 
 - the trials are independent runs of one fixed randomised mechanism. Its settings are drawn inside, from a
-  distribution that depends neither on the data nor on other trials (``Trial.uniforms``): a public list gone through in
-  order would tell by the winner's place how many trials there were. Different settings may mean different releases,
-  as long as none costs more than the inner event (``Trial.pay``): a mixture diverges no more than its worst part;
+  distribution that depends neither on the data nor on other trials (``SelectionTrial.uniforms``): a public list gone
+  through in order would tell by the winner's place how many trials there were. Different settings may mean different
+  releases, as long as none costs more than the inner event (``SelectionTrial.pay``): a mixture diverges no more than
+  its worst part;
 - the score is a part of what a trial releases: noisy, on the trial's own receipt. An exact score is not covered;
 - every trial is run and the best of all is taken (``best``). Stopping at a good one is another mechanism.
 
 Two audiences: how many trials there were, how long they took, and every model, score and setting but the winner's
-stay with the curator. Whoever is told any of these has seen more than was paid for.
+stay with the curator. Whoever sees any of these has seen more than was paid for.
 
 The number is drawn from the receipt's key when the search starts, and from then on nothing is refunded, whatever
 crashes: which searches are repeated would depend on their outcomes.
@@ -51,7 +52,7 @@ _CHOICE = 3  # the purpose of uniforms: 0 to 2 are noise, sampling and views
 _DIGITS = 60
 
 
-class Trial:
+class SelectionTrial:
     """One run of a search. It tells neither its place nor how many there are."""
 
     def __init__(self, search: Receipt, key: NoiseKey) -> None:
@@ -111,7 +112,7 @@ class Trial:
         raise TypeError("A trial stays in the process that drew it.")
 
 
-class Trials(Iterator[Trial]):
+class SelectionTrials(Iterator[SelectionTrial]):
     """The trials of one search, a secret number of them; iterate over all, once.
 
     ``receipt`` is live and paid for one ``events.repeat_and_select`` and nothing else. Making this object draws the
@@ -122,7 +123,7 @@ class Trials(Iterator[Trial]):
         event = receipt.event if isinstance(receipt, Receipt) else None
         if not isinstance(event, dp_event.RepeatAndSelectDpEvent):
             raise ReceiptError(
-                "A search needs a receipt for one search: charge tacit.privacy.events._events.repeat_and_select."
+                "A search needs a receipt for one search: charge tacit.privacy.events.repeat_and_select."
             )
         repeat_and_select(event.event, mean=event.mean, shape=event.shape)  # it may have been made by hand
         _, release, key = consume(receipt, dp_event.RepeatAndSelectDpEvent, receipt.bound or 1.0)
@@ -130,13 +131,13 @@ class Trials(Iterator[Trial]):
         self._started, self._number = 0, number_of_trials(event, *key.uniforms(release, 2, _CHOICE).tolist())
         self._lock = threading.Lock()
 
-    def __next__(self) -> Trial:
+    def __next__(self) -> SelectionTrial:
         with self._lock:
             if self._started == self._number:
                 raise StopIteration
             key = _check_live(self.receipt)
             self._started += 1
-            return Trial(self.receipt, key.derived("trial", self._started))
+            return SelectionTrial(self.receipt, key.derived("trial", self._started))
 
     def __repr__(self) -> str:
         return f"the trials on {self.receipt}"
