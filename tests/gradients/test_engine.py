@@ -131,6 +131,50 @@ def test_what_the_curator_sees() -> None:
     assert found.private.nonfinite == 0
 
 
+def with_logits(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    logits = model(batch[0])
+    return F.cross_entropy(logits, batch[1], reduction="none"), logits
+
+
+@pytest.mark.parametrize("microbatch", [None, 1, 2, 3, 8])
+@pytest.mark.parametrize("units", [None, [3, 0, 3, 1, 0, 3, 3]])
+def test_what_the_loss_returns_beside_the_losses_is_handed_out_row_by_row(
+    microbatch: int | None, units: list[int] | None
+) -> None:
+    model, rows = net(), batch(7)
+    found = clipped_sum(model, with_logits, rows, clip=0.3, unit_ids=units, microbatch=microbatch)
+    plain = clipped_sum(model, loss, rows, clip=0.3, unit_ids=units, microbatch=microbatch)
+    assert all(torch.equal(found.sum[name], value) for name, value in plain.sum.items())
+    assert plain.private.outputs is None
+    assert found.private.outputs is not None
+    assert found.private.outputs.known.all()
+    assert not found.private.outputs.values.requires_grad
+    torch.testing.assert_close(found.private.outputs.values, model(rows[0]).detach(), rtol=1e-12, atol=1e-12)
+    assert "tensor" not in repr(found.private.outputs)
+
+
+def test_outputs_of_rows_that_fail_are_not_known() -> None:
+    """In their places others stood: nobody may take these outputs for theirs."""
+
+    def picky(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        if bool((batch[0] == 7).all(1).any()):
+            raise ArithmeticError
+        return with_logits(model, batch)
+
+    model, (x, y) = net(), batch(6)
+    x[2] = 7.0
+    outputs = clipped_sum(model, picky, (x, y), clip=0.3).private.outputs
+    assert outputs is not None
+    assert outputs.known.tolist() == [True, True, False, True, True, True]
+    assert (outputs.values[2] == 0).all()
+    torch.testing.assert_close(outputs.values[outputs.known], model(x[outputs.known]).detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_outputs_have_one_entry_per_row() -> None:
+    with pytest.raises(ValueError, match=r"one entry per row, \(3,\) of them, but is of shape \(2,\)"):
+        clipped_sum(net(), lambda m, b: (loss(m, b), torch.zeros(2)), batch(3), clip=1.0)
+
+
 @pytest.mark.parametrize(
     ("units", "error"),
     [

@@ -246,21 +246,23 @@ def test_weight_norm_is_pulled_back() -> None:
     compare(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), torch.randn(6, 2, 4), [0, 0, 1, 1, 1, 5])
 
 
-class Bilinear(nn.Module):
-    def __init__(self) -> None:
+class Ruleless(nn.Module):
+    """A parameter that enters a function for which there is no rule."""
+
+    def __init__(self, use: Any) -> None:
         super().__init__()
-        self.mix = nn.Bilinear(4, 4, 2)
+        self.body, self.weight, self.use = nn.Linear(4, 4), nn.Parameter(torch.rand(4)), use
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.mix(x, x.sin())
+        return self.use(self.body(x), self.weight)
 
 
 @pytest.mark.parametrize(
     ("model", "shape", "named"),
     [
-        (nn.Sequential(nn.Linear(4, 4), nn.PReLU(3)), (6, 3, 4), "prelu"),
-        (nn.ConvTranspose1d(3, 2, 2, stride=2), (6, 3, 4), "conv_transpose1d"),
-        (Bilinear(), (6, 3, 4), "bilinear"),
+        (Ruleless(torch.hypot), (6, 3, 4), "hypot"),
+        (Ruleless(torch.logaddexp), (6, 3, 4), "logaddexp"),
+        (Ruleless(lambda x, w: torch.lerp(x, x.cos(), w)), (6, 3, 4), "lerp"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:There is a performance drop")

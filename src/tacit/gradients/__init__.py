@@ -1,6 +1,7 @@
 """One clipped gradient sum per privacy unit, fast."""
 
 from tacit.gradients._batches import change as change
+from tacit.gradients._batches import count_rows as count_rows
 from tacit.gradients._batches import filled as filled
 from tacit.gradients._batches import leaves as leaves
 from tacit.gradients._batches import row_shapes as row_shapes

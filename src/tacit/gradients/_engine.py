@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from tacit.gradients._clipping import Policy, as_policy
 from tacit.gradients._fallback import OF_THE_MACHINE, mean_gradient, raising_rows, row_gradients
 from tacit.gradients._grad_factors import wide
 from tacit.gradients._grouping import group, muted, parts
-from tacit.gradients._isolation import Loss, RowsMixed, buffers_of, put_back, undisturbed, wrong_shape
+from tacit.gradients._isolation import Loss, RowsMixed, buffers_of, put_back, undisturbed, with_outputs, wrong_shape
 from tacit.gradients._numbers import plain_numbers
 from tacit.gradients._parameter_swap import ParameterSwap, refuse_live_statistics
 from tacit.gradients._recorder import Plan, Recorder, UnsupportedPattern
@@ -47,7 +46,8 @@ class Engine:
 
     Args:
         model: Its trainable parameters are summed over. They must exist and be trainable now.
-        per_sample_loss: `per_sample_loss(model, batch)` returns one loss per row.
+        per_sample_loss: `per_sample_loss(model, batch)` returns one loss per row, or a pair of these and a tensor with
+            one entry per row (the logits, say), which is found in `total.private.outputs`.
         clip: The L2 bound of a unit's gradient, or a clip policy.
         microbatch: The most rows in memory at a time; the result does not depend on it.
 
@@ -76,13 +76,16 @@ class Engine:
         self._plan = learning.blank_plan(model)
         self._plans: dict[Any, Plan] = {}
         self._calls = 0
-        self.replaced: Tensor | None = None  # private: in which rows' places others stood in the last sum, if any
-        self.checking = False  # during passes of which nothing enters a sum, for losses that note what they see
 
     @property
     def served(self) -> dict[str, str]:
         """Which rule serves each parameter; known after `validate` or the first sum."""
         return dict(self._plan.served)
+
+    @property
+    def by_row(self) -> bool:
+        """Whether only plain autograd, one row at a time, serves this model; known like `served`."""
+        return self._plan.by_row
 
     def validate(self, batch: Any, *, rows: int | None = None) -> None:
         """Check the model on synthetic rows shaped like this batch; the first sum does it by itself.
@@ -132,7 +135,7 @@ class Engine:
 
         `clip` replaces the engine's own for this step (a bound that follows the data). `mute` is one boolean per row: a
         unit with a muted row contributes exactly zero, while its rows keep their places, so that shapes and sums are
-        those of a batch in which nobody is muted. What stands in such rows does not matter, if the shape is right.
+        those of a batch in which no row is muted. What stands in such rows does not matter, if the shape is right.
 
         Args:
             batch: As in `clipped_sum`.
@@ -148,7 +151,6 @@ class Engine:
         grouped = group(unit_ids, rows, next(leaves(batch)).device)
         silent = muted(mute, grouped)
         self._refuse_changes()
-        self.replaced = None
         tally = self._tally(self.clip if clip is None else as_policy(clip), grouped.count)
         if rows == 0:
             return tally.result()
@@ -172,7 +174,7 @@ class Engine:
 
         For sums that need more of a gradient than its norm: whoever asks has to bound what it makes of these. A unit
         that cannot be computed has a gradient that is not a number. Memory holds the gradients of `microbatch` rows, or
-        of as many as fit. The checks are those of a sum; of `public` rows nobody is looked at during the run (see
+        of as many as fit. The checks are those of a sum; no unit of `public` rows is checked during the run (see
         `spot`).
 
         Args:
@@ -247,7 +249,7 @@ class Engine:
         except OF_THE_MACHINE:
             raise
         except Exception:
-            with self._on_the_side(), undisturbed(self.model):
+            with undisturbed(self.model):
                 raising = raising_rows(self._loss, batch, grouped)
             if not bool(raising.any()) or bool(raising.all()):
                 raise
@@ -260,10 +262,13 @@ class Engine:
         recorder = Recorder(self._slots.parameters, units, self._plan)
         with self._slots.watched(recorder):
             with torch.enable_grad():
-                losses = plain(self.per_sample_loss(self.model, batch))
+                losses, outputs = with_outputs(self.per_sample_loss(self.model, batch))
+            losses = plain(losses)
             if losses.shape != (units.rows,):
                 raise wrong_shape(losses.shape, units.rows)
-            recorder.forward_done()
+            if outputs is not None:
+                recorder.outputs = plain(outputs).detach()
+            recorder.forward_done(losses)
             with torch.autocast(losses.device.type, enabled=False):
                 if losses.requires_grad:
                     torch.autograd.backward(losses, torch.ones_like(losses))
@@ -297,9 +302,6 @@ class Engine:
             odd[unit] = not self._fits(rows_of(batch, torch.cat([mine, mine]), grouped.rows), 2 * mine.numel())
         if not bool(odd.all()):
             replaced = odd[local.of_row]
-            if self.replaced is None:
-                self.replaced = torch.zeros_like(grouped.of_row, dtype=torch.bool)
-            self.replaced[part[replaced]] = True
             index = torch.where(replaced, part[torch.nonzero(~replaced)[0, 0]], part)
             try:
                 recorder, losses = self._watch(rows_of(batch, index, grouped.rows), local)
@@ -311,7 +313,7 @@ class Engine:
         return None, part, local, torch.ones_like(odd)
 
     def _spot(self, units: int) -> int:
-        """The unit that is looked at in this call; -1: nobody."""
+        """The unit that is checked in this call; -1: none."""
         found, self._calls = due(self._calls, units), self._calls + 1
         return -1 if found is None else found
 
@@ -323,7 +325,7 @@ class Engine:
             return
         unit = int(torch.nonzero(which)[0, 0])
         local = grouped if part.numel() == grouped.rows else grouped.part(part)
-        with self._on_the_side(), undisturbed(self.model):
+        with undisturbed(self.model):
             put_back(self.model, state)
             try:
                 check_unit(self._watch, tally, batch, part, local, unit, self._plan.coarse)
@@ -332,19 +334,10 @@ class Engine:
             except Exception:  # rows that fail say nothing about mixing
                 return
 
-    @contextmanager
-    def _on_the_side(self) -> Iterator[None]:
-        self.checking = True
-        try:
-            yield
-        finally:
-            self.checking = False
-
     def _fits(self, batch: Any, rows: int) -> bool:
         """Whether these rows take a way that was checked."""
         try:
-            with self._on_the_side():
-                self._watch(batch, Units.singletons(rows, next(leaves(batch)).device))
+            self._watch(batch, Units.singletons(rows, next(leaves(batch)).device))
         except OF_THE_MACHINE:
             raise
         except Exception:  # whatever rows can do
@@ -357,7 +350,7 @@ class Engine:
         if isinstance(error, UnsupportedPattern) or specimen is None:
             return
         # The first error's message may quote private values, so this one is raised.
-        with self._on_the_side(), undisturbed(self.model):
+        with undisturbed(self.model):
             given = change(specimen, Tensor.clone)
             list(row_gradients(self.model, self._loss, self._slots.parameters, given, torch.arange(1), 2))
 
@@ -377,6 +370,7 @@ class Engine:
         recorder, losses, local, odd = self._pass(batch, part, grouped)
         silent = odd if quiet is None else odd | quiet
         if recorder is not None:
+            tally.note_outputs(recorder.outputs, part, ~odd[local.of_row], grouped.rows)
             tally.add(recorder.settled, local, members, local.mean(losses), silent if bool(silent.any()) else None)
         else:
             tally.leave_out(members[silent])
@@ -400,6 +394,7 @@ class Engine:
             except Exception as error:
                 self._blame_the_code(batch, error)
                 return False
+            tally.note_outputs(recorder.outputs, chunk, torch.ones_like(chunk, dtype=torch.bool), rows)
             share = torch.full((1,), chunk.numel() / part.numel(), dtype=torch.float64, device=loss.device)
             for name, piece in recorder.settled.items():
                 total[name] += piece.weighted_sum(share, local, None)
@@ -442,7 +437,7 @@ class Engine:
 
     def _loss(self, batch: Any) -> Tensor:
         with torch.enable_grad():
-            return self.per_sample_loss(self.model, batch)
+            return with_outputs(self.per_sample_loss(self.model, batch))[0]
 
     def _refuse_changes(self) -> None:
         refuse_live_statistics(self._slots.normalisers)

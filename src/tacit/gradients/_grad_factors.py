@@ -6,29 +6,32 @@ A rule of `layers` hands over what it saw as one of three pieces:
 - `Factored`: outer products, one per position; the gradient of a row is sum_t u_t v_t^T and need not be built;
 - `Lookup`: an embedding; position t adds g_t to line ids_t of the table.
 
-A piece knows two things: the squared norm of each unit's gradient, and the weighted sum over units. The weighted sum is
-in float64, products and all: in float32 its rounding would grow with the units and positions until it exceeds what one
-unit contributes.
+A piece knows two things: the squared norm of each unit's gradient, and the weighted sum over units. Units are added up
+in float64: in float32 the rounding would grow with the units until it exceeds what one unit contributes. What is formed
+of one unit alone (a gradient that is built, a product over its positions) may be float32: its rounding depends on
+nobody else, and the norms allow for it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from tacit.gradients._norms import ghost_square_norms, square_norms
+from tacit.gradients._norms import built_norms, ghost_norms, square_norms
 from tacit.gradients._units import Units
 
 # What writing and reading back one number costs, in multiplications. It decides between building a unit's
 # gradient and the Gram matrices; the result is the same.
 TRAFFIC = 40
 _CHUNK = 1 << 20  # numbers in float64 at a time
-_RUN = (
-    1 << 12
-)  # outer products in one run of additions: runs are added to each other, which rounds less than one long run
+_RUN = 1 << 12  # terms in one run of additions: runs are added to each other, which rounds less than one long run
+_LONGEST = 128  # positions in one product in float32
+_FEW = 4  # rows whose products are formed together
+_ADDING, _CALLING = 16, 400_000  # what adding an entry to the sum costs, and starting a product: in multiplications
 
 
 def wide(values: Tensor) -> Tensor:
@@ -70,8 +73,8 @@ class PerUnit:
     def build(self, units: Units) -> PerUnit:  # noqa: ARG002
         return self
 
-    def square_norms(self, units: Units) -> Tensor:  # noqa: ARG002
-        return square_norms(self.values.reshape(len(self.values), -1))
+    def square_norms(self, units: Units, *, repair: bool = True) -> Tensor:  # noqa: ARG002
+        return square_norms(self.values.reshape(len(self.values), -1), repair=repair)
 
     def weighted_sum(self, weights: Tensor, units: Units, bad: Tensor | None) -> Tensor:  # noqa: ARG002
         values = self.values[:, None] if self.values.dim() == 1 else self.values.flatten(1)
@@ -91,6 +94,8 @@ class Factored:
     u: Tensor
     v: Tensor
     shape: tuple[int, ...]
+    _normed: bool = field(default=False, init=False)  # whether norms were computed that allow for float32
+    _large: Tensor | None = field(default=None, init=False)  # units that float32 is too narrow for
 
     @property
     def nbytes(self) -> int:
@@ -101,12 +106,17 @@ class Factored:
         return self.u.dtype.itemsize
 
     def settle(self, units: Units) -> Factored | PerUnit:
-        """Build each unit's gradient at once where that is cheaper than keeping the factors."""
-        positions = self.u.shape[1] * units.rows / max(units.count, 1)
-        m, n = self.u.shape[2], self.v.shape[2]
-        cheaper = TRAFFIC * m * n < positions * positions * (m + n)
+        """Build each unit's gradient at once where that is cheaper than keeping the factors.
+
+        The shape of a row decides: how many rows others have must not change how a unit is computed.
+        """
+        positions, m, n = self.u.shape[1], self.u.shape[2], self.v.shape[2]
         smaller = m * n <= 2 * positions * (m + n)
-        return self.build(units) if cheaper and smaller else self
+        return self.build(units) if self._cheaper_built(positions) and smaller else self
+
+    def _cheaper_built(self, positions: int) -> bool:
+        m, n = self.u.shape[2], self.v.shape[2]
+        return TRAFFIC * m * n < positions * positions * (m + n)
 
     def build(self, units: Units) -> PerUnit:
         u, v = wide(self.u), wide(self.v)
@@ -122,18 +132,25 @@ class Factored:
                 out[members] = built
         return PerUnit(out.reshape(units.count, *self.shape))
 
-    def square_norms(self, units: Units) -> Tensor:
+    def square_norms(self, units: Units, *, repair: bool = True) -> Tensor:
+        run = self._run()
         out = torch.zeros(units.count, dtype=torch.float64, device=self.u.device)
+        large = torch.zeros_like(out, dtype=torch.bool)
         for members, (us, vs) in units.stacks(self.u, self.v):
             scale = max(us.shape[1] // max(self.u.shape[1], 1), 1)
-            found = ghost_square_norms(us, vs) / scale**2
-            if members is None:
-                out = found
-            else:
-                out[members] = found
+            built = scale > 1 and self._cheaper_built(us.shape[1])  # by the unit's own number of rows
+            found, outside = (built_norms if built else ghost_norms)(us, vs, run=run, repair=repair)
+            places = slice(None) if members is None else members
+            out[places] = found / scale**2
+            if outside is not None:
+                large[places] = outside
+                self._large = large
+        self._normed = run > 0
         return out
 
     def weighted_sum(self, weights: Tensor, units: Units, bad: Tensor | None) -> Tensor:
+        if self._normed:
+            return self._sum_by_row(weights, units, bad)
         u, v = self.u, self.v
         per_row = units.to_rows(weights)[:, None, None]
         if bad is not None:
@@ -148,6 +165,68 @@ class Factored:
             us, vs = (us * ws, vs) if u.shape[2] <= v.shape[2] else (us, vs * ws)
             total.addmm_(us.flatten(0, 1).T, vs.flatten(0, 1))
         return total.reshape(self.shape)
+
+    def _run(self) -> int:
+        """How many positions of a row to multiply in float32 before adding in float64; 0: all in float64.
+
+        On a CPU float64 costs twice as much as float32, and on most GPUs far more; what is saved has to pay for adding
+        up. The norms have to know, because they allow for the rounding: see `ghost_norms`. Only the shapes of a row
+        decide: who else is there must not change how a row is computed.
+        """
+        if self.u.dtype == torch.float64 or self.v.dtype == torch.float64:
+            return 0
+        positions, size = self.u.shape[1], self.u.shape[2] * self.v.shape[2]
+        run = math.ceil(positions / max(math.ceil(positions / _LONGEST), 1))
+        return run if (run - _ADDING) * size > _CALLING else 0
+
+    def _sum_by_row(self, weights: Tensor, units: Units, bad: Tensor | None) -> Tensor:
+        """Each row's product over its positions in float32, in runs that `square_norms` allowed for."""
+        run, large = self._run(), self._large
+        u, v, weights = wide(self.u), wide(self.v), units.to_rows(weights)
+        if large is not None and bad is not None:
+            large = large & ~bad
+        left_out = bad if large is None else large if bad is None else large | bad
+        if left_out is not None:
+            left_out = left_out[units.of_row]
+        add = _few if u.device.type == "cpu" else _many
+        total = weights.new_zeros(u.shape[2], v.shape[2])
+        step = max(1, _RUN // math.ceil(u.shape[1] / run))
+        for i in range(0, len(u), step):
+            some = slice(i, i + step)
+            total += add(u[some], v[some], weights[some], None if left_out is None else left_out[some], run)
+        if large is not None:  # too large for float32
+            for row in torch.nonzero(large[units.of_row]).flatten():
+                total += (u[row].double() * weights[row]).T @ v[row].double()
+        return total.reshape(self.shape)
+
+
+def _few(u: Tensor, v: Tensor, weights: Tensor, left_out: Tensor | None, run: int) -> Tensor:
+    """sum_n w_n sum_t u_nt v_nt^T: on a CPU, where a few products at a time stay in the caches and share the cores."""
+    total = weights.new_zeros(u.shape[2], v.shape[2])
+    dropped = set() if left_out is None else set(torch.nonzero(left_out).flatten().tolist())
+    factors = weights.tolist()
+    products = u.new_empty(_FEW, u.shape[2], v.shape[2])
+    for first in range(0, len(u), _FEW):
+        some = slice(first, min(first + _FEW, len(u)))
+        for us, vs in zip(torch.split(u[some], run, dim=1), torch.split(v[some], run, dim=1), strict=True):
+            formed = torch.bmm(us.mT, vs, out=products[: len(us)])
+            for n, product in enumerate(formed, first):
+                if n not in dropped:
+                    total.add_(product, alpha=factors[n])
+    return total
+
+
+def _many(u: Tensor, v: Tensor, weights: Tensor, left_out: Tensor | None, run: int) -> Tensor:
+    """The same for other devices, many units at a time and without waiting for the device."""
+    if left_out is not None:
+        u, v = u.masked_fill(left_out[:, None, None], 0), v.masked_fill(left_out[:, None, None], 0)
+        weights = weights.masked_fill(left_out, 0)
+    total = weights.new_zeros(u.shape[2] * v.shape[2])
+    step = max(1, _CHUNK * 16 // max(total.numel(), 1))
+    for us, vs, ws in zip(torch.split(u, step), torch.split(v, step), torch.split(weights, step), strict=True):
+        for a, b in zip(torch.split(us, run, dim=1), torch.split(vs, run, dim=1), strict=True):
+            total.addmv_(torch.bmm(a.mT, b).flatten(1).double().T, ws)
+    return total.reshape(u.shape[2], v.shape[2])
 
 
 @dataclass
@@ -203,9 +282,9 @@ class Lines:
         table[self.owners, self.lines] = self.values
         return PerUnit(table)
 
-    def square_norms(self, units: Units) -> Tensor:
+    def square_norms(self, units: Units, *, repair: bool = True) -> Tensor:
         found = torch.zeros(units.count, dtype=torch.float64, device=self.values.device)
-        return found.index_add_(0, self.owners, square_norms(self.values))
+        return found.index_add_(0, self.owners, square_norms(self.values, repair=repair))
 
     def weighted_sum(self, weights: Tensor, units: Units, bad: Tensor | None) -> Tensor:  # noqa: ARG002
         values = self.values

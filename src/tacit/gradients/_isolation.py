@@ -20,7 +20,21 @@ from torch.nn.modules.dropout import _DropoutNd
 from tacit.gradients._batches import change
 from tacit.gradients._synthetic import mirrored, synthetic, with_other_rows
 
-Loss = Callable[[nn.Module, Any], Tensor]
+PART = 1 << 20  # entries that are compared at a time
+Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor]]  # one loss per row, perhaps with other outputs
+
+
+def with_outputs(found: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """The losses, and what the loss function returned beside them, one entry per row."""
+    if not isinstance(found, tuple):
+        return found, None
+    losses, outputs = found
+    if outputs.shape[:1] != losses.shape[:1]:
+        raise ValueError(
+            f"What per_sample_loss returns beside the losses must have one entry per row, {tuple(losses.shape[:1])} of "
+            f"them, but is of shape {tuple(outputs.shape)}."
+        )
+    return losses, outputs
 
 
 @dataclass
@@ -34,7 +48,7 @@ class Probe:
     def losses(self, batch: Any) -> Tensor:
         seed_all()
         drop(caches_of(self.model))
-        return self.loss(self.model, batch)
+        return with_outputs(self.loss(self.model, batch))[0]
 
     def gradient(self, batch: Any, weights: Tensor) -> tuple[Tensor, dict[str, Tensor | None]]:
         """The losses and the gradient of their weighted sum; None for a parameter that the graph does not reach."""
@@ -209,8 +223,25 @@ def refuse_strangers(losses: Tensor, parameters: dict[str, Tensor]) -> None:
 
 def whole_norm(gradient: dict[str, Tensor | None]) -> float:
     """The norm over all parameters, of what is finite."""
-    squares = [v.double().nan_to_num(0, 0, 0).abs().square().sum() for v in gradient.values() if v is not None]
+    squares = [part.square().sum() for v in gradient.values() if v is not None for part in in_parts(v)]
     return float(torch.stack(squares).sum().sqrt()) if squares else 0.0
+
+
+def in_parts(values: Tensor) -> Iterator[Tensor]:
+    """In float64, what is not finite as zero, some entries at a time: a copy of a word table would be large."""
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    for part in torch.split(values.detach().reshape(-1), PART):
+        yield part.double().nan_to_num(0, 0, 0)
+
+
+def distance(a: Tensor, b: Tensor) -> tuple[float, float, float]:
+    """The norm of a - b, of a and of b; what is not finite counts as zero."""
+    total = torch.zeros(3, dtype=torch.float64, device=a.device)
+    for left, right in zip(in_parts(a), in_parts(b), strict=True):
+        total += torch.stack([t.square().sum() for t in (left - right, left, right)])
+    gap, first, second = total.sqrt().tolist()
+    return gap, first, second
 
 
 def _dense(gradient: Tensor | None) -> Tensor | None:
@@ -218,7 +249,20 @@ def _dense(gradient: Tensor | None) -> Tensor | None:
 
 
 def buffers_of(model: nn.Module) -> dict[str, Tensor]:
-    return {n: b.clone() for n, b in model.named_buffers()}
+    return {n: b.clone() for n, b in _named_buffers(model)}
+
+
+def _named_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """As the model's own, several times faster where most modules have none: this is asked at every step."""
+    seen: set[int] = set()
+    stack = [("", model)]
+    while stack:
+        prefix, module = stack.pop()
+        for name, buffer in module._buffers.items():
+            if buffer is not None and id(buffer) not in seen:
+                seen.add(id(buffer))
+                yield prefix + name, buffer
+        stack += [(f"{prefix}{key}.", child) for key, child in module._modules.items() if child is not None]
 
 
 def caches_of(model: nn.Module) -> list[dict[Any, Any]]:
@@ -241,7 +285,7 @@ def drop(caches: list[dict[Any, Any]]) -> None:
 
 def put_back(model: nn.Module, buffers: dict[str, Tensor]) -> None:
     with torch.no_grad():
-        for n, b in model.named_buffers():
+        for n, b in _named_buffers(model) if buffers else ():
             if n in buffers and b.shape == buffers[n].shape:
                 b.copy_(buffers[n])
 
@@ -262,8 +306,8 @@ def close(a: Tensor, b: Tensor, slack: float = 0.0) -> bool:
     if not (a.is_floating_point() or a.is_complex()):
         return torch.equal(a, b)
     share = 1e-5 if a.dtype.itemsize >= 4 else 1e-2  # the same rows in the same places: rounding is all there may be
-    a, b = a.double().nan_to_num(0, 0, 0), b.double().nan_to_num(0, 0, 0)
-    return bool((a - b).norm() <= share * max(float(a.norm()), float(b.norm())) + slack)
+    gap, first, second = distance(a, b)
+    return gap <= share * max(first, second) + slack
 
 
 def wrong_shape(shape: torch.Size, rows: int) -> ValueError:

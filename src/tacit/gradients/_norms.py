@@ -21,8 +21,10 @@ _UNIT = 2.0**-24  # the rounding of one operation in float32
 _FLOOR = 2.0**-44
 
 
-def square_norms(values: Tensor) -> Tensor:
+def square_norms(values: Tensor, *, repair: bool = True) -> Tensor:
     """Squared L2 norm of every row of a matrix, in float64.
+
+    Without `repair`, rows that float32 is too narrow for are infinite, and nothing waits for the device.
 
     Formal guarantee: never below the true value (above it by at most a relative 5e-6), for any number of entries.
     Squares that overflow are computed again in float64; squares that underflow lose at most the smallest normal number
@@ -40,7 +42,12 @@ def square_norms(values: Tensor) -> Tensor:
         found += torch.linalg.vector_norm(values[:, whole:], dim=1).double().square_()
     found *= 1 + (_SHORT + 4) * _UNIT  # squares, their sums, the root
     found += values.shape[1] * torch.finfo(values.dtype).tiny
-    return _repair(found, ~(found < 1e30), lambda rows: _scaled_square_norms(values[rows]))
+    if not repair:
+        return torch.where(found < 1e30, found, torch.inf)
+    suspect = ~(found < 1e30)
+    if not bool(suspect.any()):
+        return found
+    return _again(found, suspect, lambda rows: _scaled_square_norms(values[rows]))
 
 
 def ghost_square_norms(u: Tensor, v: Tensor) -> Tensor:
@@ -49,24 +56,67 @@ def ghost_square_norms(u: Tensor, v: Tensor) -> Tensor:
     Formal guarantee: not below the true value, and at least 40 * 2^-24 of S^2 in float32 (2^-44 in
     float64) for S = sum_t |u_t| |v_t|. Gram sums can cancel, so the bound of their rounding, in units of S^2, is added.
     """
+    return ghost_norms(u, v, run=0)[0]
+
+
+def ghost_norms(u: Tensor, v: Tensor, *, run: int, repair: bool = True) -> tuple[Tensor, Tensor | None]:
+    """`ghost_square_norms`, and which n were too large for float32 and computed in float64 (None: none).
+
+    Without `repair` these are infinite, and nothing waits for the device.
+
+    Formal guarantee: for every other n the root is also not below the norm of the matrix that is formed in float32, in
+    runs of at most `run` positions that are then added up exactly. Such a matrix is off by at most r S, r = run 2^-24
+    / (1 - run 2^-24) (Higham, section 3.5, for any order of summation), and (true + r S)^2 <= true^2 + (2 r + r^2) S^2.
+    """
     if u.dtype == torch.float64 and v.dtype == torch.float64:
-        return _scaled_ghost(u, v)
+        return _scaled_ghost(u, v), None
     length = u.shape[1]
     if length == 1:
-        found = square_norms(u[:, 0].float()) * square_norms(v[:, 0].float())
+        found = torch.mul(*(square_norms(t[:, 0].float(), repair=repair) for t in (u, v)))
     else:
         step = max(1, _BUDGET // max(length * length, 1))
-        parts = [_ghost(u[i : i + step].float(), v[i : i + step].float()) for i in range(0, u.shape[0], step)]
+        parts = [_ghost(u[i : i + step].float(), v[i : i + step].float(), run) for i in range(0, u.shape[0], step)]
         found = torch.cat(parts) if len(parts) != 1 else parts[0]
-    return _repair(found, ~(found < 1e30), lambda rows: _scaled_ghost(u[rows].double(), v[rows].double()))
+    if not repair:
+        return torch.where(found < 1e30, found, torch.inf), None
+    suspect = ~(found < 1e30)
+    if not bool(suspect.any()):
+        return found, None
+    return _again(found, suspect, lambda rows: _scaled_ghost(u[rows].double(), v[rows].double())), suspect
 
 
-def _ghost(u: Tensor, v: Tensor) -> Tensor:
+def built_norms(u: Tensor, v: Tensor, *, run: int, repair: bool = True) -> tuple[Tensor, Tensor | None]:
+    """What `ghost_norms` computes, from the matrices themselves: cheaper than Gram matrices of very many positions.
+
+    Formal guarantee: as that of `ghost_norms`. A matrix of L positions that is formed in float32 is off by at most
+    g S, g = L 2^-24 / (1 - L 2^-24), so its norm + (g + r) S is not below the true norm + r S; and 2^-44 of S^2 is
+    added, which limits how far positions may cancel.
+    """
+    length, size = u.shape[1], u.shape[2] * v.shape[2]
+    if torch.float64 in (u.dtype, v.dtype) or length * _UNIT > 0.1:
+        return ghost_norms(u, v, run=run, repair=repair)
+    error = sum(terms * _UNIT / (1 - terms * _UNIT) for terms in (length + 2, run + 2))
+    parts = []
+    for us, vs in zip(*(torch.split(t, max(1, _BUDGET // max(size, 1))) for t in (u, v)), strict=True):
+        us, vs = us.float(), vs.float()
+        norms = square_norms(torch.bmm(us.mT, vs).flatten(1), repair=False).sqrt_()
+        lengths = (torch.linalg.vector_norm(t, dim=2, dtype=torch.float64) for t in (us, vs))
+        most = torch.mul(*lengths).sum(1)
+        parts.append(norms.add_(most, alpha=1.01 * error).square_().add_(most.square_(), alpha=_FLOOR))
+    found = torch.cat(parts) if parts else u.new_zeros(0, dtype=torch.float64)
+    found = torch.where(found < 1e30, found, torch.inf)
+    if not repair or not bool((suspect := found.isinf()).any()):
+        return found, None
+    return _again(found, suspect, lambda rows: _scaled_ghost(u[rows].double(), v[rows].double())), suspect
+
+
+def _ghost(u: Tensor, v: Tensor, run: int) -> Tensor:
     left, right = _gram(u), _gram(v)
     largest = torch.maximum(left.diagonal(dim1=1, dim2=2).amax(1), right.diagonal(dim1=1, dim2=2).amax(1))
     most = _cauchy(left, right)
     total = _long_sum(left.mul_(right).flatten(1))
-    found = total.clamp_(min=0).add_(most, alpha=1.01 * _UNIT * (_terms(u) + _terms(v) + _SHORT + 4))
+    roundings = _terms(u) + _terms(v) + _SHORT + 4 + 2 * run
+    found = total.clamp_(min=0).add_(most, alpha=1.01 * _UNIT * roundings)
     # A large factor next to one whose square underflows: the Gram matrices cannot tell, float64 can.
     return torch.where(largest < 1e20, found, torch.inf)
 
@@ -131,9 +181,8 @@ def _to_unit_scale(values: Tensor) -> tuple[Tensor, Tensor]:
     return values / safe.reshape(-1, *[1] * (values.dim() - 1)), safe
 
 
-def _repair(found: Tensor, suspect: Tensor, again: Callable[[Tensor], Tensor]) -> Tensor:
+def _again(found: Tensor, suspect: Tensor, again: Callable[[Tensor], Tensor]) -> Tensor:
     """Compute the suspect rows again, slowly."""
-    if bool(suspect.any()):
-        rows = torch.nonzero(suspect).flatten()
-        found[rows] = again(rows)
+    rows = torch.nonzero(suspect).flatten()
+    found[rows] = again(rows)
     return found

@@ -16,8 +16,11 @@ from tacit.gradients._isolation import caches_of, drop
 from tacit.gradients._recorder import Recorder, UnsupportedPattern
 from tacit.gradients._traced_parameter import TracedParameter, plain
 from tacit.gradients.layers import _attention as attention
+from tacit.gradients.layers import _experts as experts
 from tacit.gradients.layers import _recurrent as recurrent
+from tacit.gradients.layers import _timesformer as timesformer
 
+_CELLS = (nn.LSTMCell.forward, nn.GRUCell.forward, nn.RNNCell.forward)
 _RECURRENT = (nn.LSTM.forward, nn.GRU.forward, nn.RNN.forward)
 
 
@@ -136,12 +139,18 @@ class ParameterSwap:
 
 
 def _written_out(module: nn.Module) -> Any:
-    """Our own forward for modules that hide their parameters from torch functions."""
+    """Our own forward for modules that hide their parameters from torch functions, or mix up whose tokens are whose."""
     if isinstance(module, torch.jit.ScriptModule):
         return None
     forward = type(module).forward
-    if forward is nn.MultiheadAttention.forward and attention.supported(module):  # type: ignore[arg-type]
+    if forward is nn.MultiheadAttention.forward:
         return attention.forward
+    if timesformer.supported(module):
+        return timesformer.forward
+    if experts.supported(module):
+        return experts.forward
+    if forward in _CELLS:
+        return recurrent.cell
     return recurrent.forward if forward in _RECURRENT else None
 
 

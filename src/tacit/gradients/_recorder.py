@@ -9,26 +9,23 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tacit.gradients._grad_factors import Lookup, PerRow, PerUnit, Piece, Settled, join
+from tacit.gradients._grad_factors import Factored, Lookup, PerRow, PerUnit, Piece, Settled, join
 from tacit.gradients._traced_parameter import Target, TracedParameter
+from tacit.gradients._traced_parameter import UnsupportedPattern as UnsupportedPattern
 from tacit.gradients._units import Units
+from tacit.gradients._zero_positions import Live, ZeroPositions, chooses
 
 T = TypeVar("T")
+STACKED = -1  # in place of a dimension: all rows come one after another, once for each view, as from torch.cat
 # A kind of call: the function, the parameters, and how many dimensions the other tensors have.
 Call = tuple[Any, tuple[str, ...], tuple[int, ...]]
-
-
-class UnsupportedPattern(Exception):
-    """A use of a parameter whose rows the engine cannot tell apart; the engine then takes the slow path."""
 
 
 @dataclass
 class Plan:
     """What was learnt once, on synthetic rows, and holds for every batch."""
 
-    batch_dim: dict[str, int] = field(
-        default_factory=dict
-    )  # where the rows are, per parameter; 0 unless found otherwise
+    batch_dim: dict[str, int] = field(default_factory=dict)  # where the rows are; 0 unless found otherwise
     enters: dict[Call, bool] = field(default_factory=dict)
     rowed: dict[Call, tuple[bool, ...]] = field(default_factory=dict)  # slow path: which arguments have rows
     folds: dict[Any, Counter[tuple[str, int]] | None] = field(default_factory=dict)  # by the shapes of a row
@@ -36,12 +33,13 @@ class Plan:
     specimens: dict[Any, Any] = field(default_factory=dict)  # synthetic rows that passed, by the shapes of a row
     served: dict[str, str] = field(default_factory=dict)  # parameter -> rule
     constants: frozenset[int] = frozenset()  # storages of buffers and frozen parameters
-    said: set[tuple[str, str]] = field(default_factory=set)  # which slow paths the user was told of
+    said: set[tuple[str, str]] = field(default_factory=set)  # slow paths of which a warning was given
     reached: set[str] = field(default_factory=set)  # parameters that the loss was seen to reach, in any circumstances
     coarse: bool = False  # whether the rules saw bfloat16 or float16
     kept: dict[Any, float] = field(
         default_factory=dict
     )  # bytes per row until the sum is formed, by the shapes of a row
+    zeros: ZeroPositions = field(default_factory=ZeroPositions)  # positions without a gradient, by structure
     largest: float = 0.0  # numbers in the largest batch that was checked
     numbers: set[int] = field(default_factory=set)  # what the model and the loss could decide by, as hashes
     by_row: bool = False  # nothing but plain autograd, row by row, serves this model
@@ -51,6 +49,7 @@ class Plan:
         """Start again with another number of rows."""
         for learnt in (self.batch_dim, self.enters, self.rowed, self.folds, self.served, self.kept):
             learnt.clear()
+        self.zeros.forget()
 
 
 class Recorder:
@@ -68,6 +67,9 @@ class Recorder:
         self.folds: Counter[tuple[str, int]] = Counter()
         self._uses: Counter[str] = Counter()
         self._forward = True
+        self.outputs: Tensor | None = None  # what the loss function returned beside the losses
+        self._fixed = False  # while looking for zero positions: no place is chosen by values
+        self._left_out: list[Tensor] = []  # the largest magnitude of what was left out as zero
         self.closed = False  # after the pass: a handle that the model kept is a plain value
 
     def handle(self, name: str) -> TracedParameter:
@@ -92,7 +94,7 @@ class Recorder:
         return self.plan.enters[call]
 
     def learns(self, known: dict[Call, T], call: Call, found: T) -> None:
-        """Note what a kind of call does; two calls of a kind that do different things cannot be told apart later."""
+        """Note what a kind of call does; two calls of a kind that do different things cannot be distinguished later."""
         if known.setdefault(call, found) != found:
             raise UnsupportedPattern(call[1][0])
 
@@ -116,11 +118,16 @@ class Recorder:
     def _has_rows(self, tensor: Tensor) -> bool:
         if tensor.dim() == 0 or tensor.numel() == 0:
             return False
-        fits = tensor.shape[0] % self.units.rows == 0 or self.units.rows in tensor.shape[1:2]
-        return fits and tensor.untyped_storage().data_ptr() not in self.plan.constants
+        rows = self.units.rows
+        if rows > 1 and tensor.shape[0] == rows and tensor.stride(0) == 0:  # a constant, repeated for every row
+            return True
+        fits = tensor.shape[0] % rows == 0 or rows in tensor.shape[1:2]
+        folded = tensor.requires_grad and tensor.dim() > 1 and tensor.shape[1] % rows == 0  # computed from rows
+        return (fits or folded) and tensor.untyped_storage().data_ptr() not in self.plan.constants
 
-    def forward_done(self) -> None:
+    def forward_done(self, losses: Tensor) -> None:
         self._forward = False
+        self._fixed = self.plan.zeros.looking and not chooses(losses)
 
     # -- during the backward
 
@@ -129,12 +136,38 @@ class Recorder:
         self.learns_rows(target, tensor)
         dim = self.plan.batch_dim[target.names[0]]
         rows = self.units.rows
+        if dim == STACKED:
+            tensor, dim = self.whole_rows(target, tensor), 0
         if dim >= tensor.dim() or tensor.shape[dim] % rows or tensor.shape[dim] == 0:
             raise UnsupportedPattern(target.names[0])
         if dim:
             tensor = tensor.movedim(dim, 0)
         self.folds[target.names[0], tensor.shape[0] // rows] += 1
         return tensor.reshape(rows, tensor.shape[0] // rows, *tensor.shape[1:])
+
+    def whole_rows(self, target: Target, tensor: Tensor) -> Tensor:
+        """What belongs to a row side by side in the first dimension, where all rows may come once for each view."""
+        dim, rows = self.plan.batch_dim.get(target.names[0], 0), self.units.rows
+        if dim not in (0, STACKED) or tensor.dim() == 0 or tensor.shape[0] % rows:
+            raise UnsupportedPattern(target.names[0])
+        if dim == 0 or tensor.shape[0] == rows:
+            return tensor
+        return tensor.reshape(-1, rows, *tensor.shape[1:]).transpose(0, 1).flatten(0, 1)
+
+    def live(self, target: Target, g: Tensor) -> Live | None:
+        """Which positions of an output gradient (rows, positions, features) can be other than zero; None: any."""
+        if g.dim() != 3 or g.shape[0] != self.units.rows or target.origin is not None:
+            return None
+        name, zeros = target.names[0], self.plan.zeros
+        if self.plan.batch_dim.get(name, 0) or self._uses[name] != 1:
+            return None
+        if zeros.looking:
+            zeros.look(name, g, self._fixed)
+            return None
+        found = zeros.live(name, g.shape[1], g.device)
+        if found is not None:
+            self._left_out += found.left_out(g)
+        return found
 
     def learns_rows(self, target: Target, tensor: Tensor) -> None:
         """While learning: find the dimension that the rows are in."""
@@ -162,6 +195,8 @@ class Recorder:
 
     def backward_done(self) -> None:
         """Join the uses of each parameter."""
+        if self._left_out and not bool((torch.stack(self._left_out) == 0).all()):
+            raise UnsupportedPattern(next(iter(self._uses)))
         for target, piece in self._computed:
             self._pull_back(target, piece)
         for name, pieces in self._pieces.items():
@@ -178,6 +213,10 @@ class Recorder:
         if target.lines is not None and isinstance(piece, PerRow):
             self._pieces[target.names[0]].append(self._at_lines(target, target.lines, piece))
             return
+        whole = len(target.names) == 1 and _same_entries(target.origin, self.parameters[target.names[0]])
+        if whole and isinstance(piece, Factored | PerRow | PerUnit):
+            self._pieces[target.names[0]].append(_reshaped(piece, self.parameters[target.names[0]].shape))
+            return
         values = piece.settle(self.units).build(self.units).values
         leaves = [self.leaf(name) for name in target.names]
         values = values.reshape(-1, *target.origin.shape).to(target.origin.dtype)
@@ -192,6 +231,19 @@ class Recorder:
         rows, table = self.units.rows, self.parameters[target.names[0]]
         ids = lines.reshape(1, -1).expand(rows, -1)
         return Lookup(ids, piece.values.reshape(rows, ids.shape[1], -1), tuple(table.shape))
+
+
+def _same_entries(origin: Tensor, parameter: Tensor) -> bool:
+    """Whether a computed value is the parameter itself in another shape: all entries, in the same order."""
+    same_place = origin.data_ptr() == parameter.data_ptr() and origin.dtype == parameter.dtype
+    return same_place and origin.numel() == parameter.numel() and origin.is_contiguous() and parameter.is_contiguous()
+
+
+def _reshaped(piece: Factored | PerRow | PerUnit, shape: torch.Size) -> Piece:
+    """The same gradient in the shape of the parameter."""
+    if isinstance(piece, Factored):
+        return Factored(piece.u, piece.v, tuple(shape))
+    return type(piece)(piece.values.reshape(-1, *shape))
 
 
 def call_of(func: Any, others: list[Tensor], handles: list[TracedParameter]) -> Call:

@@ -48,7 +48,8 @@ def clipped_sum(
 
     Args:
         model: Its trainable parameters are summed over.
-        per_sample_loss: `per_sample_loss(model, batch)` returns one loss per row.
+        per_sample_loss: `per_sample_loss(model, batch)` returns one loss per row, or a pair of these and a tensor with
+            one entry per row (the logits, say), which is found in `total.private.outputs`.
         batch: A tensor, or any nest of tuples, lists and dicts of tensors, rows first.
         clip: The L2 bound of a unit's gradient, or a clip policy.
         unit_ids: One integer or string per row; rows with the same id are one unit. By default each row is a unit.

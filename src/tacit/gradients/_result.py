@@ -17,11 +17,25 @@ _SMALL = 1 << 12  # gradients per unit below this size are handled together
 
 
 @dataclass(frozen=True, repr=False)
+class RowOutputs:
+    """What the loss function returned beside the losses, one entry per row of the batch."""
+
+    values: Tensor
+    known: Tensor  # for each row, whether its entry was computed; it was not where the row failed, or went alone
+
+    def put(self, rows: Tensor, values: Tensor, good: Tensor) -> None:
+        """Note the entries of some rows, those that are good."""
+        self.values[rows[good]] = values[good]
+        self.known[rows[good]] = True
+
+
+@dataclass(frozen=True, repr=False)
 class Private:
     """Facts about private rows, for the curator alone."""
 
     norms: Tensor  # one per unit, in the order of the labels; rounded up, never down
     factors: Tensor
+    outputs: RowOutputs | None = None  # if the loss function returned a pair, and rows were computed together
 
     @property
     def clipped(self) -> float:
@@ -44,12 +58,14 @@ class ClippedSum:
     Formal guarantee: what one unit adds to the entries `blocks[b]` of `sum`, taken together, has L2 norm at most
     `bounds[b]`. A sum without bounds is not private and must not be released as such.
 
-    Rounding: `sum` is float64, products and additions, until it is released. Each entry rounds at most R times on its
-    way (a run of 4,096 outer products or a unit's positions, then the runs, then the parts of a batch: R <= 2^13), so
-    the sum of n units is off by at most E = R 2^-53 n k bound, where k = max_u f_u S_u / bound, f_u is unit u's factor
-    and S_u = sum_t |a_t| |b_t| over the outer products a_t b_t^T of its gradient. k is 1 where gradients are built or
-    have one position; else norms are at least 2^-9.4 S_u (float32; 2^-22 S_u in float64), so that k <= 650 (4.2e6).
-    Two neighbouring sums differ by their rounding, too, by 2E at most. Factors stay below the bound by
+    Rounding: a unit's contribution may be formed in float32, where that depends on nobody else (a gradient that is
+    built, a product over its own positions): norms allow for its rounding (`square_norms`, `ghost_norms`). Everything
+    that several units share is float64, until it is released. Each entry rounds at most R times on its way (a run of
+    4,096 terms, outer products or rows, or a unit's positions, then the runs, then the parts of a batch: R <= 2^13),
+    so the sum of n units is off by at most E = R 2^-53 n k bound, where k = max_u f_u S_u / bound, f_u is unit u's
+    factor and S_u = sum_t |a_t| |b_t| over the outer products a_t b_t^T of its gradient. k is 1 where gradients are
+    built or have one position; else norms are at least 2^-9.4 S_u (float32; 2^-22 S_u in float64), so that k <= 650
+    (4.2e6). Two neighbouring sums differ by their rounding, too, by 2E at most. Factors stay below the bound by
     `clipping.MARGIN` = 1e-5, which covers 2E for n k <= 5.5 million: 170,000 units whose positions cancel 32-fold,
     8,500 of which every one cancels as far as float32 can tell. Beyond that the worst case exceeds the bound by
     2E - 1e-5, in proportion to n; nothing is refused, for the number of units in a batch is private.
@@ -61,7 +77,7 @@ class ClippedSum:
         sum: Parameter name -> sum of clipped gradients. Private until released.
         bounds: Block name -> L2 bound of one unit's contribution. Public.
         blocks: Block name -> the names in it.
-        private: Norms, share clipped and non-finite count: for the curator only.
+        private: Norms, share clipped, non-finite count and the loss function's other outputs: for the curator only.
     """
 
     sum: dict[str, Tensor] = field(repr=False)
@@ -94,6 +110,7 @@ class ClippedSumAccumulator:
         self._norms = torch.zeros(units, dtype=torch.float64, device=device)
         self._factors = torch.ones(units, dtype=torch.float64, device=device)
         self._units = units
+        self._outputs: RowOutputs | None = None
         self._note_extra(dict.fromkeys(self._blocks, self._norms[:0]), self._norms[:0] > 0)
 
     def zeros(self) -> dict[str, Tensor]:
@@ -114,6 +131,15 @@ class ClippedSumAccumulator:
             torch.autocast(losses.device.type, enabled=False),
         ):  # sums in bfloat16 would break the bound
             self._add(settled, units, members, losses, silent)
+
+    def note_outputs(self, outputs: Tensor | None, rows: Tensor, good: Tensor, count: int) -> None:
+        """Keep what the loss function returned beside the losses for some of the `count` rows of the batch."""
+        if outputs is None:
+            return
+        if self._outputs is None:
+            known = torch.zeros(count, dtype=torch.bool, device=rows.device)
+            self._outputs = RowOutputs(outputs.new_zeros(count, *outputs.shape[1:]), known)
+        self._outputs.put(rows, outputs, good)
 
     def another(self, units: int) -> ClippedSumAccumulator:
         """An empty tally of the same parameters under the same policy."""
@@ -142,8 +168,9 @@ class ClippedSumAccumulator:
         self.add({name: PerUnit(value[None]) for name, value in gradient.items()}, one, member, loss)
 
     def result(self) -> ClippedSum:
-        complete = self.zeros() | self._total
-        total = self._policy.finish(complete, self._units)
+        missing = {name: value for name, value in self._like.items() if name not in self._total}
+        total = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in missing.items()} | self._total
+        total = self._policy.finish({name: total[name] for name in self._like}, self._units)
         bounds = self._policy.bounds(self._blocks)
         blocks = dict(self._blocks)
         if bounds:
@@ -154,7 +181,7 @@ class ClippedSumAccumulator:
                     f"A parameter is called {name!r}, like a block of the clip policy: rename the parameter."
                 )
             total[name], blocks[name] = value, (name,)
-        return ClippedSum(total, bounds, blocks, Private(self._norms, self._factors))
+        return ClippedSum(total, bounds, blocks, Private(self._norms, self._factors, self._outputs))
 
     def _decide(
         self, norms: dict[str, Tensor], members: Tensor, losses: Tensor, silent: Tensor | None
@@ -197,11 +224,16 @@ class _Pack:
         self._shapes = {name: value.shape[1:] for name, value in small.items()}
         flat = [value.reshape(units.count, -1) for value in small.values()]
         self._small = None if not flat else flat[0] if len(flat) == 1 else torch.cat(flat, 1)
-        squares = [piece.square_norms(units) for piece in self._large.values()]
+        self.square_norms = self._square_norms(repair=False)
+        if not bool(torch.isfinite(self.square_norms).all()):  # asked once, not for each layer: a GPU would wait
+            self.square_norms = self._square_norms(repair=True)
+
+    def _square_norms(self, *, repair: bool) -> Tensor:
+        squares = [piece.square_norms(self._units, repair=repair) for piece in self._large.values()]
         if self._small is not None:
-            squares.append(square_norms(self._small))
-        zero = torch.zeros(units.count, dtype=torch.float64, device=units.of_row.device)
-        self.square_norms = torch.stack(squares).sum(0) if squares else zero
+            squares.append(square_norms(self._small, repair=repair))
+        zero = torch.zeros(self._units.count, dtype=torch.float64, device=self._units.of_row.device)
+        return torch.stack(squares).sum(0) if squares else zero
 
     def weighted_sums(self, factors: Tensor, bad: Tensor | None) -> list[tuple[str, Tensor]]:
         found = []

@@ -18,6 +18,11 @@ from torch import Tensor
 if TYPE_CHECKING:
     from tacit.gradients._recorder import Recorder
 
+
+class UnsupportedPattern(Exception):
+    """A use of a parameter whose rows the engine cannot tell apart; the engine then takes the slow path."""
+
+
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
 
@@ -67,13 +72,18 @@ class TracedParameter(torch.Tensor):
         recorder: Recorder = handles[0].__dict__["recorder"]
         if recorder.closed or not torch.is_grad_enabled() or func in _DETACHED:
             return func(*unwrapped(args), **unwrapped(kwargs))
-        if not recorder.enters(func, args, kwargs, handles, others):
-            return _compute(func, args, kwargs, handles)
-        serve = RULES.get(func)
-        result = serve(recorder, *args, **kwargs) if serve else NotImplemented
-        if result is NotImplemented:
-            result = recorder.without_rule(func, args, kwargs, handles)
-        return result
+        try:
+            if not recorder.enters(func, args, kwargs, handles, others):
+                return _compute(func, args, kwargs, handles)
+            serve = RULES.get(func)
+            result = serve(recorder, *args, **kwargs) if serve else NotImplemented
+            if result is NotImplemented:
+                result = recorder.without_rule(func, args, kwargs, handles)
+            return result
+        except (RuntimeError, IndexError) as error:
+            if recorder.plan.learning:  # on synthetic rows, where plain autograd has no trouble: say whose it is
+                raise UnsupportedPattern(handles[0].target.names[0]) from error
+            raise
 
 
 def graph_value(handle: TracedParameter) -> Tensor:
@@ -137,6 +147,20 @@ def _look_up(wrap: Callable[[Any], Any], func: Any, args: Any, kwargs: Any) -> A
     return found
 
 
+def _in_place(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    return name.endswith("_") and not name.endswith("__")
+
+
+def _change(func: Any, args: Any, kwargs: Any, names: tuple[str, ...]) -> TracedParameter:
+    """A value computed from parameters is changed in place: the handle stays, with the new value and all its names."""
+    handle: TracedParameter = args[0]
+    fresh = graph_value(handle).clone()
+    value = func(fresh, *unwrapped(args[1:], graph_value), **unwrapped(kwargs, graph_value))
+    handle.__dict__.update(plain=value.detach(), target=Target(names, value.shape, value))
+    return handle
+
+
 def _compute(func: Any, args: Any, kwargs: Any, handles: list[TracedParameter]) -> Any:
     """Apply a function to parameters alone; what comes out is a handle again."""
     recorder = handles[0].recorder
@@ -149,6 +173,8 @@ def _compute(func: Any, args: Any, kwargs: Any, handles: list[TracedParameter]) 
             return type(result)(wrap(item) for item in result)
         return result
 
+    if _in_place(func) and args and args[0] is handles[0] and args[0].target.origin is not None:
+        return _change(func, args, kwargs, names)
     result = func(*unwrapped(args), **unwrapped(kwargs))
     if func is F.embedding:
         return _look_up(wrap, func, args, kwargs)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tacit.gradients._batches import change, leaves, row_shapes
 from tacit.gradients._isolation import (
+    PART,
     Loss,
     Probe,
     check_many_apart,
@@ -22,7 +23,7 @@ from tacit.gradients._isolation import (
     whole_norm,
 )
 from tacit.gradients._parameter_swap import ParameterSwap
-from tacit.gradients._recorder import Plan, Recorder, UnsupportedPattern
+from tacit.gradients._recorder import STACKED, Plan, Recorder, UnsupportedPattern
 from tacit.gradients._synthetic import synthetic
 from tacit.gradients._units import Units
 
@@ -142,15 +143,24 @@ def _say_slow(plan: Plan, name: str) -> None:
 
 
 def _find_path(plan: Plan, weighted: Weighted, truth: Gradient) -> list[str]:
-    """Try the rows in the first, second and third dimension; returns the parameters for which nothing was right."""
+    """Try the rows in the first, second and third dimension, and in the first once for each view.
+
+    Returns the parameters for which nothing was right.
+    """
     wrong = list(truth)
-    for dim in range(3):
-        plan.batch_dim.update(dict.fromkeys(wrong, dim))
+    first: list[str] = []  # where rows come first, as they mostly do: what is wrong there is to blame
+    stuck = False  # a parameter is wrong that was right before: another dimension for the others will not help
+    for dim in (0, 1, 2, STACKED):
+        if stuck and dim != STACKED:
+            continue
+        plan.batch_dim.update(dict.fromkeys(first if dim == STACKED else wrong, dim))
         plan.folds.clear()
         wrong = _wrong(plan, weighted, truth)
-        if not wrong or plan.batch_dim[wrong[0]] != dim:
+        first = first or wrong
+        if not wrong:
             break
-    return wrong
+        stuck = plan.batch_dim[wrong[0]] != dim
+    return ([name for name in first if name in wrong] or first) if wrong else []
 
 
 def _wrong(plan: Plan, weighted: Weighted, truth: Gradient, *, again: bool = False) -> list[str]:
@@ -178,7 +188,11 @@ def _weighted(plan: Plan, watch: Watch, draw: Callable[[], Any], weights: Tensor
     seed_all()
     units = Units.singletons(weights.numel(), weights.device)
     given = draw()
-    recorder, _ = watch(given, units)
+    plan.zeros.looking = True
+    try:
+        recorder, _ = watch(given, units)
+    finally:
+        plan.zeros.looking = False
     plan.folds[row_shapes(given)] = recorder.folds
     plan.kept[row_shapes(given)] = sum(piece.nbytes for piece in recorder.settled.values()) / units.rows
     with torch.no_grad(), torch.autocast(weights.device.type, enabled=False):
@@ -190,8 +204,11 @@ def _agrees(found: Tensor, truth: Tensor, coarse: bool, slack: float, unseen: bo
 
     What is not finite is not compared; if nothing is, the path was not seen to be right: `unseen`.
     """
-    finite = torch.isfinite(truth) & torch.isfinite(found)
-    if truth.numel() and not bool(finite.any()):
-        return unseen
-    found, truth = found[finite].double(), truth[finite].double()
-    return bool((found - truth).norm() <= (0.1 if coarse else 1e-3) * truth.norm() + slack)
+    gap = size = 0.0
+    seen = not truth.numel()
+    for left, right in zip(*(torch.split(t.detach().reshape(-1), PART) for t in (found, truth)), strict=True):
+        finite = torch.isfinite(left) & torch.isfinite(right)
+        seen = seen or bool(finite.any())
+        left, right = left[finite].double(), right[finite].double()
+        gap, size = gap + float((left - right).square().sum()), size + float(right.square().sum())
+    return gap**0.5 <= (0.1 if coarse else 1e-3) * size**0.5 + slack if seen else unseen

@@ -10,10 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def supported(module: nn.MultiheadAttention) -> bool:
-    return module.bias_k is None and module.bias_v is None and not module.add_zero_attn
-
-
 def forward(
     module: nn.MultiheadAttention,
     query: Tensor,
@@ -33,8 +29,13 @@ def forward(
     elif not module.batch_first:
         query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
     heads = module.num_heads
-    q, k, v = (_split(t, heads) for t in _project(module, same, query, key, value))
+    projected = _project(module, same, query, key, value)
+    q, k, v = (_split(t, heads) for t in projected)
     mask = _mask(attn_mask, key_padding_mask, q, k, is_causal)
+    more = _more_keys(module, projected[1])
+    if more:
+        k, v = (torch.cat([t, *(_split(extra[i], heads) for extra in more)], 2) for i, t in enumerate((k, v)))
+        mask = None if mask is None else F.pad(mask, (0, len(more)))
     dropout = module.dropout if module.training else 0.0
     weights = None
     if need_weights:
@@ -63,6 +64,17 @@ def _project(module: nn.MultiheadAttention, same: bool, *inputs: Tensor) -> list
     )
     biases = bias.chunk(3) if bias is not None else (None, None, None)
     return [F.linear(x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True)]
+
+
+def _more_keys(module: nn.MultiheadAttention, key: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """One more key and value for each row: trained ones, and zeros."""
+    rows, more = key.shape[0], []
+    if module.bias_k is not None and module.bias_v is not None:
+        more.append((module.bias_k.expand(rows, -1, -1), module.bias_v.expand(rows, -1, -1)))
+    if module.add_zero_attn:
+        zeros = key.new_zeros(rows, 1, key.shape[2])
+        more.append((zeros, zeros))
+    return more
 
 
 def _split(t: Tensor, heads: int) -> Tensor:

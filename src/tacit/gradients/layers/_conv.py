@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tacit.gradients._grad_factors import TRAFFIC, Factored, PerRow, Piece, wide
-from tacit.gradients._recorder import Recorder, UnsupportedPattern
+from tacit.gradients._recorder import Recorder
 from tacit.gradients._traced_parameter import Target, TracedParameter, plain, rule
 from tacit.gradients._units import Units, split_rows
 from tacit.gradients.layers._linear import autocast
 
 _OP: dict[int, Any] = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
+_TRANSPOSED: dict[int, Any] = {1: torch.conv_transpose1d, 2: torch.conv_transpose2d, 3: torch.conv_transpose3d}
 Numbers = tuple[int, ...]
 
 
@@ -75,11 +76,35 @@ class _Conv(torch.autograd.Function):
         return dx, None, None, None, None, None, None
 
 
+class _ConvTranspose(torch.autograd.Function):
+    """The adjoint of a convolution: input and output gradient change places."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, geometry: Any, more: Any, groups: int, use: Any, _: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.geometry, ctx.groups, ctx.use = geometry, groups, use
+        stride, padding, dilation = geometry
+        return _TRANSPOSED[w.dim() - 2](x, w, b, stride, padding, more, groups, dilation)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (g,) = grads
+        x, w = ctx.saved_tensors
+        recorder, on_weight, on_bias = ctx.use
+        if on_weight is not None:
+            recorder.record(on_weight, _weight_piece(recorder, on_weight, g, x, w.shape, ctx.geometry, ctx.groups))
+        if on_bias is not None:
+            recorder.record(on_bias, PerRow(recorder.rows_first(on_bias, g.flatten(2).sum(2)).sum(1)))
+        dx = _OP[w.dim() - 2](g, w, None, *ctx.geometry, ctx.groups) if ctx.needs_input_grad[0] else None
+        return dx, None, None, None, None, None, None, None
+
+
 def _weight_piece(
     recorder: Recorder, target: Target, x: Tensor, g: Tensor, shape: torch.Size, geometry: Any, groups: int
 ) -> Piece:
-    if recorder.plan.batch_dim.get(target.names[0], 0) or x.shape[0] % recorder.units.rows:
-        raise UnsupportedPattern(target.names[0])
+    x, g = recorder.whole_rows(target, x), recorder.whole_rows(target, g)
     fold = x.shape[0] // recorder.units.rows
     recorder.folds[target.names[0], fold] += 1
     if groups == 1 and _prefer_factors(shape, g, recorder.units, fold):
@@ -124,6 +149,28 @@ def _conv(dims: int) -> None:
         return _Conv.apply(x, w, b, geometry, groups, use, recorder.anchor)  # type: ignore[no-untyped-call]
 
 
+def _conv_transpose(dims: int) -> None:
+    @rule(_TRANSPOSED[dims])
+    def conv_transpose(
+        recorder: Recorder,
+        input: Any,
+        weight: Any,
+        bias: Any = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        dilation: Any = 1,
+    ) -> Any:
+        if isinstance(input, TracedParameter) or input.dim() != dims + 2:
+            return NotImplemented
+        x, w, b = autocast(input, plain(weight), plain(bias))
+        use = (recorder, recorder.uses(weight, "convolution"), recorder.uses(bias, "convolution"))
+        geometry = (_spread(stride, dims), _spread(padding, dims), _spread(dilation, dims))
+        more = _spread(output_padding, dims)
+        return _ConvTranspose.apply(x, w, b, geometry, more, groups, use, recorder.anchor)  # type: ignore[no-untyped-call]
+
+
 def _spread(value: Any, dims: int) -> list[int]:
     numbers = [value] if isinstance(value, int) else list(value)
     return numbers * dims if len(numbers) == 1 else numbers
@@ -140,3 +187,4 @@ def _named_padding(x: Tensor, name: str, kernel: Sequence[int], dilation: list[i
 
 for _dims in _OP:
     _conv(_dims)
+    _conv_transpose(_dims)

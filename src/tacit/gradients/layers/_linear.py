@@ -45,13 +45,19 @@ class _Linear(torch.autograd.Function):
         (g,) = grads
         recorder, on_weight, on_bias = ctx.use
         weight, *saved = ctx.saved_tensors
+        live = None if on_weight is None else recorder.live(on_weight, g)
+        length = g.shape[1] if live is not None else 0
+        if live is not None:  # elsewhere it is zero, and so is everything that is made of it
+            g = g[:, live.index]
         if on_weight is not None:
-            u, v = positions(recorder, on_weight, g), positions(recorder, on_weight, saved[0])
+            x = saved[0] if live is None else saved[0][:, live.index]
+            u, v = positions(recorder, on_weight, g), positions(recorder, on_weight, x)
             recorder.record(on_weight, Factored(u, v, tuple(weight.shape)))
         if on_bias is not None:
             rows = positions(recorder, on_bias, g)
             recorder.record(on_bias, PerRow(rows.sum(1) if rows.shape[1] != 1 else rows[:, 0]))
-        return (g @ weight if ctx.needs_input_grad[0] else None), None, None, None, None
+        dx = g @ weight if ctx.needs_input_grad[0] else None
+        return (dx if dx is None or live is None else live.spread(dx, length)), None, None, None, None
 
 
 @rule(F.linear)
@@ -82,8 +88,15 @@ class _Product(torch.autograd.Function):
         return (g @ weight.T if ctx.needs_input_grad[0] else None), None, None, None
 
 
+def _batched(input: Tensor, weight: Tensor) -> bool:
+    """A stack of matrices, one for each first place of the input: then the rows are in its second dimension."""
+    return weight.dim() == input.dim() == 3 and weight.shape[0] == input.shape[0] > 1
+
+
 @rule(torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__)
 def product(recorder: Recorder, input: Any, other: Any) -> Any:
+    if isinstance(other, TracedParameter) and not isinstance(input, TracedParameter) and _batched(input, plain(other)):
+        return torch.einsum("nad,adk->nak", input.transpose(0, 1), other).transpose(0, 1)
     if isinstance(input, TracedParameter) or plain(other).dim() != 2 or input.dim() < 2:
         return NotImplemented
     x, w = autocast(input, plain(other))

@@ -58,7 +58,9 @@ def _record(
     if target is None:
         raise ValueError("A norm layer was recorded of which neither gain nor shift is trained.")
     rows, shape = recorder.units.rows, x.shape[x.dim() - lead :]
-    g, x, mean, rstd = (recorder.rows_first(target, t) for t in (g, x, mean, rstd))
+    g = recorder.rows_first(target, g)
+    if recorder.plan.batch_dim.get(target.names[0], 0):  # else the reshaping below is all there is to do
+        x, mean, rstd = (recorder.rows_first(target, t) for t in (x, mean, rstd))
     g, x = wide(g.reshape(rows, -1, shape.numel())), wide(x.reshape(rows, -1, shape.numel()))
     if on_weight is None:
         recorder.record(target, PerRow(g.sum(1).reshape(rows, *shape)))

@@ -42,6 +42,23 @@ def forward(module: nn.RNNBase, input: Tensor, hx: Any = None) -> tuple[Tensor, 
     return (x if module.batch_first else x.transpose(0, 1)), final
 
 
+def cell(module: nn.RNNCellBase, input: Tensor, hx: Any = None) -> Any:
+    """One step, for the cells that people unroll themselves."""
+    unbatched = input.dim() == 1
+    x = input[None] if unbatched else input
+    if hx is None:
+        zeros = x.new_zeros(x.shape[0], module.hidden_size)
+        state: tuple[Tensor, ...] = (zeros, zeros) if isinstance(module, nn.LSTMCell) else (zeros,)
+    else:
+        state = tuple(h[None] if unbatched else h for h in (hx if isinstance(hx, tuple) else (hx,)))
+    given = F.linear(x[:, None], module.weight_ih, module.bias_ih)[:, 0]
+    back = F.linear(state[0][:, None], module.weight_hh, module.bias_hh)[:, 0]
+    step = _lstm if isinstance(module, nn.LSTMCell) else _gru if isinstance(module, nn.GRUCell) else _plain
+    state = step(module, given, back, state)
+    found = tuple(h[0] for h in state) if unbatched else state
+    return found if isinstance(module, nn.LSTMCell) else found[0]
+
+
 def _scan(module: nn.RNNBase, x: Tensor, state: tuple[Tensor, ...], suffix: str) -> tuple[Tensor, tuple[Tensor, ...]]:
     """One layer in one direction."""
 
@@ -61,22 +78,23 @@ def _scan(module: nn.RNNBase, x: Tensor, state: tuple[Tensor, ...], suffix: str)
     return torch.stack(outputs, 1), state
 
 
-def _lstm(module: nn.RNNBase, given: Tensor, back: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # noqa: ARG001
+def _lstm(module: nn.Module, given: Tensor, back: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # noqa: ARG001
     i, f, g, o = (given + back).chunk(4, -1)
     cell = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(cell), cell
 
 
-def _gru(module: nn.RNNBase, given: Tensor, back: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # noqa: ARG001
+def _gru(module: nn.Module, given: Tensor, back: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # noqa: ARG001
     (r, z, n), (hr, hz, hn) = given.chunk(3, -1), back.chunk(3, -1)
     keep = torch.sigmoid(z + hz)
     new = torch.tanh(n + torch.sigmoid(r + hr) * hn)
     return ((1 - keep) * new + keep * state[0],)
 
 
-def _plain(module: nn.RNNBase, given: Tensor, back: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # noqa: ARG001
+def _plain(module: nn.Module, given: Tensor, back: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # noqa: ARG001
     total = given + back
-    return (torch.relu(total) if module.mode == "RNN_RELU" else torch.tanh(total),)
+    mode = getattr(module, "mode", "") or getattr(module, "nonlinearity", "")
+    return (torch.relu(total) if mode in ("RNN_RELU", "relu") else torch.tanh(total),)
 
 
 def _first_state(module: nn.RNNBase, hx: Any, index: int, x: Tensor) -> tuple[Tensor, ...]:
