@@ -7,9 +7,9 @@ import pytest
 import torch
 from test_videos import write
 
-from tacit.data import Grouped, Texts, VideoClips, clips_as_units
+from tacit.data import Grouped, ImageShape, Texts, VideoClips, clips_as_units
 from tacit.data._records import Records, unit_ids_of
-from tacit.data._tensor_records import Table
+from tacit.data._tensor_records import TensorRecords
 from tacit.tune._random_split import Part, part_of
 
 INPUTS, LABELS = torch.arange(12.0).view(6, 2), torch.tensor([0, 1, 0, 1, 0, 1])
@@ -24,25 +24,25 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> VideoClips:
 
 
 def test_every_kind_of_records_says_what_its_units_are(videos: VideoClips) -> None:
-    assert Table(INPUTS, LABELS).unit == "sample"
-    assert Table(INPUTS, LABELS, NAMES).unit == "user"
-    assert Table(INPUTS, LABELS, NAMES, unit="patient").unit == "patient"
+    assert TensorRecords(INPUTS, LABELS).unit == "sample"
+    assert TensorRecords(INPUTS, LABELS, NAMES).unit == "user"
+    assert TensorRecords(INPUTS, LABELS, NAMES, unit="patient").unit == "patient"
     assert videos.unit == "video"
     assert clips_as_units(videos).unit == "clip"
     assert Part(videos, torch.tensor([1])).unit == "video"
-    assert part_of(Table(INPUTS, LABELS), torch.tensor([1])).unit == "sample"
-    for records in (Table(INPUTS, LABELS), videos, clips_as_units(videos), Part(videos, torch.tensor([1]))):
+    assert part_of(TensorRecords(INPUTS, LABELS), torch.tensor([1])).unit == "sample"
+    for records in (TensorRecords(INPUTS, LABELS), videos, clips_as_units(videos), Part(videos, torch.tensor([1]))):
         assert isinstance(records, Records)
 
 
 def test_a_name_alone_makes_no_unit(videos: VideoClips) -> None:
     with pytest.raises(ValueError, match="A row is a sample: for unit='patient' give owners"):
-        Table(INPUTS, LABELS, unit="patient")
+        TensorRecords(INPUTS, LABELS, unit="patient")
     with pytest.raises(ValueError, match="more than a sample"):
-        Table(INPUTS, LABELS, NAMES, unit="sample")
+        TensorRecords(INPUTS, LABELS, NAMES, unit="sample")
     with pytest.raises(ValueError, match="A file is a video: for unit='patient' give groups"):
         VideoClips([], [], unit="patient")
-    for build in (videos.group_by, Table(INPUTS, LABELS).group_by):
+    for build in (videos.group_by, TensorRecords(INPUTS, LABELS).group_by):
         with pytest.raises(ValueError, match="one integer or string per"):
             build([1, 2, 3], unit="patient")
         with pytest.raises(ValueError, match="at least 1"):
@@ -53,19 +53,19 @@ def test_a_name_alone_makes_no_unit(videos: VideoClips) -> None:
 
 @pytest.mark.parametrize("ids", [NAMES, [7, 2, 7, 1, 2, 7], torch.tensor([7, 2, 7, 1, 2, 7]), np.array(NAMES)])
 def test_rows_of_a_table_with_one_id_are_one_unit(ids: list[str]) -> None:
-    grouped = Table(INPUTS, LABELS).group_by(ids, unit="patient")
+    grouped = TensorRecords(INPUTS, LABELS).group_by(ids, unit="patient")
     assert (grouped.unit, len(grouped), grouped.most_rows) == ("patient", 3, 3)
     rows = grouped.rows(torch.tensor([2, 0]), None)
     assert rows.inputs[:, 0].tolist() == [0, 4, 10, 6]  # eve's, then ann's
     assert rows.owner.tolist() == [0, 0, 0, 1]
     assert rows.labels.tolist() == [0, 0, 1, 1]
     assert len(unit_ids_of(grouped) or []) == 3
-    assert grouped.fingerprint() != Table(INPUTS, LABELS).fingerprint()
+    assert grouped.fingerprint() != TensorRecords(INPUTS, LABELS).fingerprint()
 
 
 def test_units_that_have_owners_are_grouped_once_more() -> None:
     """Users of households: all rows of a household are one unit."""
-    users = Table(INPUTS, LABELS, NAMES)  # ann, bob, eve
+    users = TensorRecords(INPUTS, LABELS, NAMES)  # ann, bob, eve
     homes = users.group_by(["a", "b", "a"], unit="household")
     assert isinstance(homes, Grouped)
     assert (homes.unit, homes.unit_ids, len(homes), homes.most_rows) == ("household", ["a", "b"], 2, 6)
@@ -97,10 +97,10 @@ def test_clips_grouped_by_their_video_are_its_unit_again(videos: VideoClips) -> 
 
 
 def test_at_most_so_many_members_are_shown_and_everybody_can_be() -> None:
-    users = Table(INPUTS, LABELS, torch.arange(6), unit="user")
+    users = TensorRecords(INPUTS, LABELS, torch.arange(6), unit="user")
     for homes in (
         users.group_by([0, 0, 0, 0, 1, 1], unit="household", at_most=2),
-        Table(INPUTS, LABELS).group_by([0, 0, 0, 0, 1, 1], unit="household", at_most=2),
+        TensorRecords(INPUTS, LABELS).group_by([0, 0, 0, 0, 1, 1], unit="household", at_most=2),
     ):
         assert (homes.most_rows, homes.uniforms) == (2, 2)
         seen: set[float] = set()
@@ -123,12 +123,15 @@ def test_grouped_texts_know_their_sizes() -> None:
     assert users.sizes.tolist() == [int(sizes[:2].max()), int(sizes[2])]  # type: ignore[attr-defined]
     homes = users.group_by([0, 0], unit="household")
     assert homes.sizes.tolist() == [int(sizes.max())]  # type: ignore[attr-defined]
-    assert homes.made_up().labels.shape == texts.made_up().labels.shape  # type: ignore[attr-defined]
+    assert homes.synthetic().labels.shape == texts.synthetic().labels.shape  # type: ignore[attr-defined]
 
 
 def test_patients_keep_their_names(tmp_path: Path) -> None:
     from tacit.data._chexpert import Films, Patients
 
-    films = Films([tmp_path / "a.png", tmp_path / "b.png"], 8, 1000)
+    files = [tmp_path / "a.png", tmp_path / "b.png"]
+    for file in files:
+        file.touch()
+    films = Films(files, ImageShape(channels=1, height=8, width=8), 1000)
     people = Patients(films, torch.zeros(2, 1), ["patient2", "patient1"], rows=1, skipped=[], diseases=["x"])
     assert (people.unit, people.unit_ids) == ("patient", ["patient1", "patient2"])

@@ -44,7 +44,7 @@ def test_pairs_have_token_types() -> None:
     rows = data.Texts(tokenizer(), pairs, [0, 1], bucket=8).rows(torch.arange(2), None)
     assert rows.inputs["input_ids"][0].tolist() == [2, 4, 6, 3, 5, 3, 0, 0]
     assert rows.inputs["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 1, 1, 1, 0, 0]]
-    assert data.Texts(tokenizer(), pairs, [0, 1]).made_up().inputs["token_type_ids"].any()
+    assert data.Texts(tokenizer(), pairs, [0, 1]).synthetic().inputs["token_type_ids"].any()
 
 
 def test_next_tokens_are_the_texts_themselves() -> None:
@@ -80,9 +80,9 @@ def test_the_fingerprint_sees_every_change() -> None:
     assert len({first, *others}) == 5
 
 
-def test_made_up_texts_are_valid_and_of_the_greatest_length() -> None:
+def test_synthetic_texts_are_valid_and_of_the_greatest_length() -> None:
     texts = data.Texts(tokenizer(), TEXTS, [2, 0, 0, 1], max_length=40)
-    rows = texts.made_up()
+    rows = texts.synthetic()
     assert {value.shape for value in rows.inputs.values()} == {(4, 40)}
     assert 0 <= int(rows.inputs["input_ids"].min()) <= int(rows.inputs["input_ids"].max()) < len(tokenizer())
     assert sorted(rows.labels.tolist()) == [0, 0, 1, 2]

@@ -39,12 +39,9 @@ class Cache:
 
 
 def digest(file: Path) -> str:
-    """SHA-256 of a file's content; a file that cannot be read has a digest of its own."""
-    try:
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError:
-        return "unreadable"
+    """SHA-256 of a file's content. One that cannot be read raises: later it might be read, and all would differ."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def fingerprint(parts: Iterable[Any]) -> str:

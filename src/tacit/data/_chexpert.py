@@ -10,6 +10,7 @@ import csv as tables
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
+from io import BytesIO
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +20,9 @@ from PIL import Image
 from torch import Tensor
 
 from tacit.data._cache import Cache, Pixels, digest, fingerprint
-from tacit.data._tensor_records import Table
+from tacit.data._file_state import check_state, state_of
+from tacit.data._image_files import ImageShape
+from tacit.data._tensor_records import TensorRecords
 
 COMPETITION = ("Atelectasis", "Cardiomegaly", "Consolidation", "Edema", "Pleural Effusion")
 UNCERTAIN = {"ones": 1.0, "zeros": 0.0, "ignore": float("nan")}
@@ -27,38 +30,48 @@ VIEW = "Frontal/Lateral"
 
 
 class Films:
-    """Image files as float32 in [0, 1], 1 x size x size; what cannot be read is NaN and counted."""
+    """Image files as float32, channels x height x width: in [0, 1], or normalized.
 
-    def __init__(self, files: Sequence[Path], size: int, memory: int) -> None:
-        if size < 1:
-            raise ValueError(f"The size is {size}, but at least 1 pixel is needed.")
-        self.files, self.size = list(files), size
+    A file whose bytes are no image is NaN, as it will be at any time: its patient contributes nothing. One that is
+    gone, or not what it was, raises.
+    """
+
+    draws = False
+
+    def __init__(self, files: Sequence[Path], shape: ImageShape, memory: int) -> None:
+        self.files, self.shape = list(files), shape
+        self._mean, self._std = (torch.tensor(part).view(-1, 1, 1) for part in (shape.mean, shape.std))
         self._cache = Cache(memory)
-        self._broken: set[Path] = set()
+        self._states = [state_of(file) for file in self.files]
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, number: int) -> tuple[Tensor, int]:
-        file = self.files[number]
-        try:
-            pixels = self._pixels(file)
-        except Exception:  # after a charge nothing about one image may be told by an error, whatever it is
-            self._broken.add(file)
-            return torch.full((1, self.size, self.size), torch.nan), number
-        return torch.from_numpy(pixels[None].astype(np.float32) / 255), number
+        pixels = self._pixels(number)
+        if not len(pixels):
+            return torch.full((self.shape.channels, self.shape.height, self.shape.width), torch.nan), number
+        grey = torch.from_numpy(pixels.astype(np.float32) / 255)
+        return (grey.expand(self.shape.channels, -1, -1) - self._mean) / self._std, number
 
-    def _pixels(self, file: Path) -> Pixels:
-        if (kept := self._cache.get(file)) is not None:
+    def _pixels(self, number: int) -> Pixels:
+        if (kept := self._cache.get(number)) is not None:
             return kept
-        with Image.open(file) as opened:
-            grey = opened.convert("L").resize((self.size, self.size), Image.Resampling.BILINEAR)
-        pixels: Pixels = np.array(grey)
-        self._cache.put(file, pixels)
+        file = self.files[number]
+        check_state(file, self._states[number])
+        content = file.read_bytes()
+        check_state(file, self._states[number])
+        try:
+            with Image.open(BytesIO(content)) as opened:
+                grey = opened.convert("L").resize((self.shape.width, self.shape.height), Image.Resampling.BILINEAR)
+            pixels: Pixels = np.array(grey)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # whatever Pillow says of bytes
+            pixels = np.empty((0, 0), np.uint8)
+        self._cache.put(number, pixels)
         return pixels
 
 
-class Patients(Table):
+class Patients(TensorRecords):
     """The images of each patient are the rows of one unit. `skipped` lists the files that were not there."""
 
     def __init__(
@@ -79,7 +92,7 @@ class Patients(Table):
     def fingerprint(self) -> str:
         """Over the files as they are, which is faster than to decode them."""
         contents = [digest(file) for file in self.inputs.files]
-        return fingerprint([self.inputs.size, self.most_rows, self._owners, contents, self.labels().tolist()])
+        return fingerprint([self.inputs.shape, self.most_rows, self._owners, contents, self.labels().tolist()])
 
 
 def chexpert(
@@ -90,6 +103,10 @@ def chexpert(
     uncertain: Literal["ones", "zeros", "ignore"] = "ones",
     views: Literal["frontal", "all"] = "frontal",
     size: int = 224,
+    colour: bool = False,
+    mean: Sequence[float] = (0.0,),
+    std: Sequence[float] = (1.0,),
+    shape: ImageShape | None = None,
     rows: int = 4,
     memory: int = 1_000_000_000,
 ) -> Patients:
@@ -97,9 +114,11 @@ def chexpert(
 
     A patient is shown by at most `rows` images at a time, drawn without replacement, and by all of them in an
     evaluation. A row has one target per disease: 0 or 1, or NaN where it is uncertain and `uncertain="ignore"`; a loss
-    leaves those out. Images are grey and squeezed to `size` x `size`; decoded ones stay in `memory` bytes. A file that
-    is missing is left out and listed in `skipped`; one that cannot be read is a row of NaN, so that its patient
-    contributes nothing to a clipped sum in which it is shown.
+    leaves those out. Images are squeezed to `size` x `size`, and grey, in one channel or, with `colour`, in three that
+    are alike, as nets pretrained on photographs take them; decoded ones stay in `memory` bytes. A file that is missing
+    is left out and listed in `skipped`; one that is no image is a row of NaN, so that its patient contributes nothing
+    to a clipped sum in which it is shown. One that is gone when it is asked for, or not what it was, raises: training
+    then leaves its patient out of the step, or, where steps may be replayed, stops.
 
     Args:
         csv: A file such as `train.csv`.
@@ -108,6 +127,10 @@ def chexpert(
         uncertain: What an uncertain target counts as.
         views: Which images.
         size: The side that images are resized to.
+        colour: Three channels, all alike, instead of one.
+        mean: Per channel, of values in [0, 1]: taken from them.
+        std: Per channel: what they are then divided by.
+        shape: What a model takes, instead of size, colour, mean and std: `ImageShape.of(model)`.
         rows: The most images of a patient in one step.
         memory: Bytes of decoded images that are kept.
 
@@ -121,6 +144,9 @@ def chexpert(
         raise ValueError(f"There is no folder {root}.")
     if not diseases:
         raise ValueError("Name at least one disease.")
+    shape = shape or ImageShape(
+        channels=3 if colour else 1, height=size, width=size, mean=tuple(mean), std=tuple(std), resampling="bilinear"
+    )
     files: list[Path] = []
     names: list[str] = []
     labels: list[list[float]] = []
@@ -148,7 +174,7 @@ def chexpert(
             f"none of its {len(skipped)} files is below {root}, such as {skipped[0]}" if skipped else f"no {views} view"
         )
         raise ValueError(f"{csv} gives no image: {missing}.")
-    films = Films(files, size, memory)
+    films = Films(files, shape, memory)
     return Patients(films, torch.tensor(labels), names, rows=rows, skipped=skipped, diseases=diseases)
 
 

@@ -32,17 +32,30 @@ def read_columns(path: str | Path, names: Iterable[str]) -> dict[str, list[str]]
     except (OSError, UnicodeDecodeError, csv.Error):
         raise Refusal(f"{path} cannot be read as a CSV file in UTF-8.") from None
     header = [name.strip() for name in lines[0]] if lines else []
+    if not lines:
+        raise Refusal(f"{path} is empty: its first line names the columns.")
+    if not set(wanted) & set(header) and not any(get_close_matches(name, header, n=1) for name in wanted):
+        # perhaps there is no header: then its first line is a row, and is not to be shown
+        raise Refusal(
+            f"{path} has none of the columns {', '.join(wanted)}: its first line must name the columns, with commas "
+            "between them."
+        )
     for name in wanted:
-        if name not in header:
-            near = get_close_matches(name, header, n=1)
-            has = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(header) or 'none'}."
-            raise Refusal(f"{path} has no column {name!r}; {has}")
+        check_column(name, header, path)
     rows = lines[1:]
     if not rows:
         raise Refusal(f"{path} has a header and no rows.")
     if any(len(row) != len(header) for row in rows):  # which one would tell of a row
         raise Refusal(f"{path}: some lines have another number of fields than the header.")
     return {name: [row[header.index(name)] for row in rows] for name in wanted}
+
+
+def check_column(name: str, header: Sequence[str], where: object) -> None:
+    """Refuse a column that is not there, and say which is nearest."""
+    if name not in header:
+        near = get_close_matches(name, header, n=1)
+        has = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(header) or 'none'}."
+        raise Refusal(f"{where} has no column {name!r}; {has}")
 
 
 def read_labels(values: Sequence[str], classes: int | Sequence[str], where: str | Path) -> list[int]:

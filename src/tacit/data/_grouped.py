@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from tacit._guard_rails import check_unit_name
 from tacit._refusals import Refusal
 from tacit._unit_ids import distinct
 from tacit.data._cache import fingerprint
@@ -78,6 +79,10 @@ class Grouped(Groupable):
         """As the members are: a unit counts by the mean over them."""
         return self.whole.scored_by
 
+    @property
+    def draws(self) -> bool:
+        return bool(getattr(self.whole, "draws", True))
+
     def __len__(self) -> int:
         return len(self._members)
 
@@ -114,8 +119,8 @@ class Grouped(Groupable):
         return fingerprint(["grouped", self.whole.fingerprint(), self.group_of.tolist(), self._shown])
 
     def __getattr__(self, name: str) -> Any:
-        """What only some records have: `sizes`, a number per unit, `blank()` and `made_up()`."""
-        if name not in ("sizes", "blank", "made_up"):
+        """What only some records have: `sizes`, a number per unit, `blank()` and `synthetic()`."""
+        if name not in ("sizes", "blank", "synthetic", "made_up"):
             raise AttributeError(name)
         found = getattr(self.whole, name)
         if name != "sizes" or found is None:
@@ -127,6 +132,7 @@ def named(unit: str) -> str:
     """The name of a unit; any short noun."""
     if not isinstance(unit, str) or not unit.strip():
         raise Refusal("A unit is a short noun such as 'sample', 'video', 'patient' or 'user'.")
+    check_unit_name(unit)
     return unit
 
 

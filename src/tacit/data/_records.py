@@ -12,6 +12,8 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from tacit._deprecation import warn_renamed
+
 
 class Rows(NamedTuple):
     """Rows of some units: `owner` says for each row the place of its unit among those that were asked for."""
@@ -27,10 +29,12 @@ class Records(Protocol):
 
     Records whose rows differ in size, as texts do, may also have `sizes`, a number per unit: units of one size are then
     taken together; such records have `blank(size)` as well, one row that says nothing (by default of the largest size).
-    Records of which blank rows would say little may have `made_up()`: rows to try a model on. Records whose units have
-    names of their own have `unit_ids` (an integer or string each). Records made of others say by `scored(units)` what
-    is right or wrong about a unit: some units of the others. Those of this package have `group_by(ids, unit=...)`, the
-    only way to units of another kind; `data.Grouped` does it for any records.
+    Records of which blank rows would say little may have `synthetic()`: rows to try a model on. Records whose units
+    have names of their own have `unit_ids` (an integer or string each). Records made of others say by `scored(units)`
+    what is right or wrong about a unit: some units of the others. Records whose rows draw nothing from the global
+    generators of torch, numpy and Python, as transforms of other libraries do, may say so by `draws = False`. Rows may
+    be asked for in several processes at a time, each with a copy of the records. Those of this package have
+    `group_by(ids, unit=...)`, the only way to units of another kind; `data.Grouped` does it for any records.
     """
 
     @property
@@ -69,4 +73,13 @@ class Records(Protocol):
 def unit_ids_of(records: Records) -> list[int] | list[str] | None:
     """The names of the units, where they have names of their own."""
     found: list[int] | list[str] | None = getattr(records, "unit_ids", None)
+    return found
+
+
+def synthetic_rows(records: Records) -> Rows | None:
+    """Rows to try a model on, if the records make some: `synthetic()`, or `made_up()` of records written before 0.3."""
+    make = getattr(records, "synthetic", None)
+    if make is None and (make := getattr(records, "made_up", None)) is not None:
+        warn_renamed(f"{type(records).__name__}.made_up", "synthetic", stacklevel=2)
+    found: Rows | None = None if make is None else make()
     return found

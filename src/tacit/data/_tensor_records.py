@@ -14,13 +14,14 @@ from torch.utils.data import default_collate
 from tacit._refusals import Refusal
 from tacit._unit_ids import distinct
 from tacit.data._grouped import Groupable, Ids, members, named, without_replacement
+from tacit.data._loaders import plain_labels
 from tacit.data._records import Records, Rows
 from tacit.data._views import Augment, FlipAndShift
 
 SAMPLE, USER = "sample", "user"
 
 
-class Table(Groupable):
+class TensorRecords(Groupable):
     """Labelled rows as records, each its own unit (a "sample") or, with `owners`, grouped by owner.
 
     Args:
@@ -78,7 +79,7 @@ class Table(Groupable):
             raise Refusal(f"A row is a sample: for unit={unit!r} give owners, whose each row is.")
         if owners is not None and unit == SAMPLE:
             raise Refusal("Rows have owners, so a unit is more than a sample: say what with unit=, such as 'patient'.")
-        self.unit = SAMPLE if owners is None else named(unit or USER)
+        self.unit, self.owners = SAMPLE if owners is None else named(unit or USER), owners
         self._ids: list[int] | list[str] | None = None
         self._members: list[Tensor] | None = None
         if owners is not None:
@@ -139,11 +140,20 @@ class Table(Groupable):
         found.update(_told(self._labels))
         for rows in self._members or ():
             found.update(_told(rows))
+        own = getattr(self.inputs, "fingerprint", None)  # of files: their content, which need not be decoded for it
+        if callable(own):
+            found.update(own().encode())
+            return found.hexdigest()
         for start in range(0, len(self._labels), 4096):
             batch = self.read(torch.arange(start, min(start + 4096, len(self._labels))))
             for part in _tensors(batch):
                 found.update(_told(part))
         return found.hexdigest()
+
+    @property
+    def draws(self) -> bool:
+        """Whether reading rows may draw from global generators: tensors do not, a data set's transforms might."""
+        return not isinstance(self.inputs, Tensor | Mapping) and bool(getattr(self.inputs, "draws", True))
 
     @property
     def grouped(self) -> bool:
@@ -154,7 +164,7 @@ class Table(Groupable):
     def augmented(self) -> bool:
         return self._views is not None
 
-    def with_inputs(self, inputs: Any) -> Table:
+    def with_inputs(self, inputs: Any) -> TensorRecords:
         """The same labels and units with other inputs: features, say."""
         if _count(inputs) != len(self._labels) or self.augmented:
             raise Refusal("Other inputs are one per row, of rows that are not augmented.")
@@ -217,12 +227,9 @@ def _count(inputs: Any) -> int:
 
 
 def _labels_of(dataset: Any) -> Tensor:
-    """The labels of a data set: its `targets` or `labels` if it has them, else asked one by one."""
-    for name in ("targets", "labels"):
-        found = getattr(dataset, name, None)
-        if found is not None and not callable(found):
-            return torch.as_tensor(found)
-    return torch.stack([torch.as_tensor(dataset[i][1]) for i in range(len(dataset))])
+    """The labels of a data set: as it lists them, else asked one by one."""
+    found = plain_labels(dataset)
+    return torch.stack([torch.as_tensor(dataset[i][1]) for i in range(len(dataset))]) if found is None else found
 
 
 def _tensors(batch: Any) -> list[Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from tacit._refusals import Refusal
 from tacit.data._grouped import Ids
 from tacit.data._records import Rows
-from tacit.data._tensor_records import Table
+from tacit.data._tensor_records import TensorRecords
 
 NO_LABEL = -100  # of a place where nothing is to be predicted, as everywhere in torch
 
@@ -26,6 +26,8 @@ class Sequences:
     A batch is as long as its longest sequence, rounded up to a multiple of `bucket` (or to `longest`, if that is less),
     so that a model meets few shapes. What a sequence is padded with is masked.
     """
+
+    draws = False
 
     def __init__(self, tokens: Mapping[str, Sequence[Sequence[int]]], *, pad: int, longest: int, bucket: int) -> None:
         ids = tokens["input_ids"]
@@ -53,7 +55,7 @@ class Sequences:
         return found | {"attention_mask": there.long()}
 
 
-class Texts(Table):
+class Texts(TensorRecords):
     """Texts (or pairs of texts) with a label each; without `labels`, for next-token prediction.
 
     Args:
@@ -118,8 +120,8 @@ class Texts(Table):
         rows = super().rows(units, uniforms)
         return rows._replace(labels=_next_tokens(rows.inputs)) if self.predicts_tokens else rows
 
-    def made_up(self) -> Rows:
-        """Texts of the greatest length that nobody wrote, drawn from the vocabulary: to try a model on."""
+    def synthetic(self) -> Rows:
+        """Random texts of the greatest length, drawn from the vocabulary: to try a model on."""
         if not isinstance(self.inputs, Sequences):
             first = self.rows(torch.zeros(1, dtype=torch.long), None)
             return Rows(torch.zeros_like(first.inputs), torch.zeros_like(first.labels), first.owner)

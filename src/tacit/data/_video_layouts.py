@@ -8,7 +8,29 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-SUFFIXES = (".avi", ".mp4", ".mkv", ".mov", ".webm", ".mpg", ".mpeg", ".m4v")
+SUFFIXES = frozenset(
+    [
+        ".3gp",
+        ".asf",
+        ".avi",
+        ".divx",
+        ".flv",
+        ".gif",
+        ".m2ts",
+        ".m4v",
+        ".mkv",
+        ".mov",
+        ".mp4",
+        ".mpeg",
+        ".mpg",
+        ".mts",
+        ".ogv",
+        ".ts",
+        ".vob",
+        ".webm",
+        ".wmv",
+    ]
+)
 PARTS = {"train": "1", "test": "2"}  # of HMDB-51's split files; 0 is in neither
 
 
@@ -20,21 +42,28 @@ class Listing:
     labels: tuple[int, ...]
     classes: tuple[str, ...]
     groups: tuple[str, ...] | None = None
+    unknown: tuple[Path, ...] = ()  # what lies there and is no video, by its name
 
 
 def folder(root: str | Path) -> Listing:
     """`root/CLASS/FILE`; classes in the order of their names."""
     home = _folder(root)
     classes = _folders(home)
-    found = [
+    there = [
         (file, label)
         for label, name in enumerate(classes)
         for file in sorted((home / name).iterdir())
-        if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
+        if not file.name.startswith(".")
     ]
+    found = [(file, label) for file, label in there if file.suffix.lower() in SUFFIXES]
     if not found:
         raise ValueError(f"{home} holds no video: a folder per class with video files in it is expected.")
-    return Listing(files=tuple(file for file, _ in found), labels=tuple(label for _, label in found), classes=classes)
+    return Listing(
+        files=tuple(file for file, _ in found),
+        labels=tuple(label for _, label in found),
+        classes=classes,
+        unknown=tuple(file for file, _ in there if file.suffix.lower() not in SUFFIXES),
+    )
 
 
 def ucf101(root: str | Path, split_file: str | Path, class_index: str | Path | None, unit: str) -> Listing:

@@ -1,12 +1,13 @@
 """Clips of real video files, by the video or the person that they show.
 
 `VideoClips` shows a selected unit as k clips (Multi-Clip): the gradients of the clips are averaged inside the unit and
-clipped once, so that k clips cost what one costs. `clips_as_units` is the naive view for comparison, in which each clip
-counts as a person of its own; what it costs a video is `largest_group` times that, by group privacy.
+clipped once, so that k clips cost what one costs.
 """
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -19,10 +20,16 @@ from torch import Tensor
 from tacit._deprecation import renamed_argument
 from tacit._refusals import Refusal
 from tacit.data import _video_layouts as video_layouts
-from tacit.data._cache import Cache, Pixels, digest, fingerprint
+from tacit.data._cache import Cache, Pixels, fingerprint
+from tacit.data._clip_table import ClipTable
 from tacit.data._grouped import Groupable, named
+from tacit.data._image_files import ImageShape
 from tacit.data._records import Rows
-from tacit.data._video_files import Skipped, Video, frame_shape, pictures, readable_files, refuse_twins
+from tacit.data._saved_index import SavedIndex
+from tacit.data._video_files import Look, Skipped, frame_shape, pictures, readable_files, refuse_twins
+from tacit.data._video_index import Numbers, Video
+from tacit.data._video_overview import overview, remarks
+from tacit.data._views import Augment, FlipAndShift
 
 VIDEO = "video"
 Picks = list[tuple[Video, int]]  # a file and the frame at which a clip begins
@@ -39,11 +46,17 @@ class VideoClips(Groupable):
     part. There are always k clips: where there are fewer places, clips repeat, and a clip that runs past the end
     repeats the last frame.
 
-    Inputs are float32 in [0, 1], rows x frames x channels x height x width, squeezed to `size` (a number, or height and
-    width); without it all files must have one size. Decoded frames stay in `memory` bytes.
+    Frames are those of the file in the order in which they are shown, upright. With `fps` a video is brought to that
+    many frames a second first, so that `stride / fps` is a time; without it, a file whose frames lie at uneven
+    distances is brought to its own mean rate.
 
-    A file that cannot be read is left out and listed in `skipped`, or, if `strict`, an error. One that breaks later
-    makes the rows of its unit NaN, so that the unit contributes nothing to a clipped sum.
+    Inputs are float32, rows x frames x channels x height x width (`layout="CT"`: rows x channels x frames x ...), in
+    [0, 1] or, with `mean` and `std`, normalized. Frames keep their proportions: the shorter side is resized, and the
+    middle is kept (`crop`). Decoded frames stay in `memory` bytes.
+
+    A file that cannot be read is left out and listed in `skipped`, or, if `strict`, an error. One that is gone, or not
+    what it was, when its clips are asked for, raises; training then leaves its unit out of the step, or, where steps
+    may be replayed, stops.
 
     Args:
         files: The video files.
@@ -51,13 +64,29 @@ class VideoClips(Groupable):
         clips: Clips of a unit in one step, k.
         frames: Frames of a clip.
         stride: Frames between two of them.
-        size: The side, or height and width, that frames are resized to; None: all files have one size.
-        colour: RGB instead of grey.
+        fps: Frames a second that every video is brought to; None: as it is.
+        size: The side, or height and width, of the frames; None: all files have one size.
+        crop: The share of the shorter side that is kept, around the middle; None squeezes frames to `size`.
+        colour: RGB; False: one grey channel.
+        mean: Per channel, of values in [0, 1]: taken from them.
+        std: Per channel: what they are then divided by.
+        shape: What a model takes, instead of size, crop, colour, mean and std: `ImageShape.of(model)`.
+        layout: "TC": frames before channels; "CT": channels before frames.
+        augment: The number of views of every clip in training, all of them rows of its unit.
+        views: How views are made of clips in [0, 1] (default: flips and shifts); what it does is decided by the random
+            numbers that it is given.
         groups: One id per file; files with the same id are one unit.
         unit: What a group is.
         classes: Names of the classes.
         memory: Bytes of decoded frames that are kept.
+        index: A file, for its owner alone, that keeps what was found out about the files (frames, times, digests), so
+            that the next start looks at names, sizes and times only; None: every file is looked at.
+        cached_clips: The least number of different clips of a unit that a linear probe computes features of.
         strict: A file that cannot be read is an error instead of skipped.
+        unknown: Files that lie beside these and are no videos by their names; they are listed in `skipped`.
+
+    Warns:
+        UserWarning: Files were left out, classes are empty or have a single video. It tells no number of videos.
     """
 
     scored_by: Literal["unit"] = "unit"
@@ -70,17 +99,40 @@ class VideoClips(Groupable):
         clips: int = 8,
         frames: int = 8,
         stride: int = 2,
+        fps: float | None = None,
         size: int | tuple[int, int] | None = None,
-        colour: bool = False,
+        crop: float | None = 1.0,
+        colour: bool = True,
+        mean: Sequence[float] = (0.0,),
+        std: Sequence[float] = (1.0,),
+        shape: ImageShape | None = None,
+        layout: Literal["TC", "CT"] = "TC",
+        augment: int | None = None,
+        views: Augment | None = None,
         groups: Sequence[int | str] | Tensor | None = None,
         unit: str = VIDEO,
         classes: Sequence[str] = (),
         memory: int = 1_000_000_000,
+        index: str | Path | None = None,
+        cached_clips: int = 16,
         strict: bool = False,
+        unknown: Sequence[Path] = (),
     ) -> None:
-        for name, number in (("clips", clips), ("frames", frames), ("stride", stride)):
-            if number < 1:
+        for name, number in (
+            ("clips", clips),
+            ("frames", frames),
+            ("stride", stride),
+            ("augment", augment),
+            ("cached_clips", cached_clips),
+        ):
+            if number is not None and number < 1:
                 raise Refusal(f"{name} is {number}, but at least 1 is needed.")
+        if fps is not None and not 0 < fps < math.inf:
+            raise Refusal(f"fps is {fps}, but a rate is above 0.")
+        if layout not in ("TC", "CT"):
+            raise Refusal(f"layout is {layout!r}: frames before channels is 'TC', channels before frames 'CT'.")
+        if views is not None and augment is None:
+            augment = 1
         if named(unit) != VIDEO and groups is None:
             raise Refusal(f"A file is a video: for unit={unit!r} give groups, whose each file is, or use group_by.")
         self.unit = unit
@@ -90,14 +142,16 @@ class VideoClips(Groupable):
         owners = [owner.item() if isinstance(owner, Tensor) else owner for owner in given]  # tensors are no keys
         if not len(names) == len(targets) == len(owners):
             raise Refusal("The numbers of files, labels and groups differ: one each is needed.")
-        self.clips, self.frames, self.stride = clips, frames, stride
+        self.clips, self.frames, self.stride, self.cached_clips = clips, frames, stride, cached_clips
         self.classes = tuple(classes)
-        self.skipped: list[Skipped] = []
+        self.skipped = [Skipped(file, "its ending is not that of a video") for file in unknown]
         members: dict[Any, list[int]] = {}
-        readable = readable_files(names, self.skipped, strict)
+        self._index = SavedIndex(index)
+        readable = readable_files(names, self.skipped, strict, self._index)
         for number in readable:
             members.setdefault(owners[number], []).append(number)
-        refuse_twins([[readable[number].file for number in member] for member in members.values()])
+        refuse_twins([[readable[number].file for number in member] for member in members.values()], self._index)
+        self._index.save()
         for member in members.values():
             for other in member[1:]:
                 if not torch.equal(targets[member[0]], targets[other]):
@@ -107,9 +161,64 @@ class VideoClips(Groupable):
         self._labels = targets[[member[0] for member in members.values()]]
         if self.classes and not 0 <= int(self._labels.min()) <= int(self._labels.max()) < len(self.classes):
             raise Refusal(f"The labels must be from 0 to {len(self.classes) - 1}, as there are so many classes.")
-        self._shape = frame_shape(list(readable.values()), size, colour)
+        if shape is None:
+            height, width = frame_shape(list(readable.values()), size)
+            crop = None if size is None else crop
+            shape = ImageShape(
+                channels=3 if colour else 1,
+                height=height,
+                width=width,
+                mean=tuple(mean),
+                std=tuple(std),
+                crop=crop or 1.0,
+                resampling="bilinear",
+            )
+        else:
+            crop = shape.crop
+        self.shape, self.fps, self.layout = shape, fps, layout
+        self._look = Look(
+            height=shape.height, width=shape.width, channels=shape.channels, crop=crop, resampling=shape.resampling
+        )
+        self._views = (views or FlipAndShift()) if augment is not None else None
+        self._copies = augment or 1
+        self._resampled = {video.file: video.resampled(fps) for unit in self._videos for video in unit}
         self._cache = Cache(memory)
-        self._broken: set[Path] = set()
+        for remark in remarks(self._counts(), skipped=bool(self.skipped)):
+            warnings.warn(remark, stacklevel=2)
+
+    @property
+    def empty_classes(self) -> list[str]:
+        """Classes without a video. Private."""
+        return self._classes_with(0)
+
+    @property
+    def single_classes(self) -> list[str]:
+        """Classes with one video. Private."""
+        return self._classes_with(1)
+
+    def overview(self, *, public: bool = False) -> str:
+        """What to know before training: the unit, the classes, and what is odd about files or classes.
+
+        Args:
+            public: The videos are public: the number of each class is told, too.
+
+        Returns:
+            Some lines of text.
+        """
+        counts = self._counts()
+        said = remarks(counts, skipped=bool(self.skipped))
+        return overview(self.unit, self._names(), counts if public else None, said)
+
+    def _counts(self) -> list[int]:
+        if self._labels.is_floating_point() or self._labels.dim() != 1 or int(self._labels.min()) < 0:
+            return []  # no classes
+        return torch.bincount(self._labels, minlength=len(self.classes)).tolist()
+
+    def _names(self) -> list[str]:
+        return list(self.classes) or [str(number) for number in range(len(self._counts()))]
+
+    def _classes_with(self, videos: int) -> list[str]:
+        return [name for name, count in zip(self._names(), self._counts(), strict=True) if count == videos]
 
     @classmethod
     def folder(cls, root: str | Path, **options: Any) -> VideoClips:
@@ -153,7 +262,8 @@ class VideoClips(Groupable):
 
     @classmethod
     def _listed(cls, listing: video_layouts.Listing, options: dict[str, Any]) -> VideoClips:
-        return cls(listing.files, listing.labels, classes=listing.classes, **{"groups": listing.groups} | options)
+        given = {"groups": listing.groups, "classes": listing.classes, "unknown": listing.unknown} | options
+        return cls(listing.files, listing.labels, **given)
 
     @property
     def unit_ids(self) -> list[Any]:
@@ -161,12 +271,17 @@ class VideoClips(Groupable):
         return self._ids
 
     @property
+    def draws(self) -> bool:
+        """Whether reading rows may draw from global generators: views of one's own might."""
+        return bool(getattr(self._views, "draws", not isinstance(self._views, FlipAndShift | None)))
+
+    @property
     def uniforms(self) -> int:
-        return self.clips
+        return self.clips * (1 if self._views is None else 1 + self._copies * self._views.uniforms)
 
     @property
     def most_rows(self) -> int:
-        return self.clips
+        return self.clips * self._copies
 
     def __len__(self) -> int:
         return len(self._videos)
@@ -175,106 +290,112 @@ class VideoClips(Groupable):
         return self._labels.clone()
 
     def rows(self, units: Tensor, uniforms: Tensor | None) -> Rows:
-        """`clips` rows of each unit; `uniforms` has `clips` columns."""
-        if uniforms is not None and uniforms.shape != (len(units), self.clips):
-            raise Refusal(f"The uniforms are {tuple(uniforms.shape)}, but {(len(units), self.clips)} are needed.")
-        inside = np.full((len(units), self.clips), 0.5) if uniforms is None else 1 - uniforms.double().cpu().numpy()
+        """The clips of each unit, or the views of these; `uniforms` has `self.uniforms` columns.
+
+        Raises:
+            Changed: A file is gone, or is not what it was.
+        """
+        if uniforms is not None and uniforms.shape != (len(units), self.uniforms):
+            raise Refusal(f"The uniforms are {tuple(uniforms.shape)}, but {(len(units), self.uniforms)} are needed.")
+        inside = np.full((len(units), self.clips), 0.5)
+        if uniforms is not None:
+            inside = 1 - uniforms[:, : self.clips].double().cpu().numpy()
         places = (np.arange(self.clips) + inside) / self.clips  # in [0, 1), each in its own k-th
         picks = [self._picks(unit, place) for unit, place in zip(units.tolist(), places, strict=True)]
-        owner = torch.arange(len(units)).repeat_interleave(self.clips)
-        return Rows(self._show(picks), self._labels[units.cpu()][owner], owner)
+        shown, each = self._show(picks), self.clips
+        if uniforms is not None and self._views is not None:
+            each *= self._copies
+            drawn = uniforms[:, self.clips :].reshape(-1, self._views.uniforms)
+            shown = self._views(shown.repeat_interleave(self._copies, 0), drawn)
+        owner = torch.arange(len(units)).repeat_interleave(each)
+        return Rows(self._finished(shown), self._labels[units.cpu()][owner], owner)
+
+    @property
+    def augmented(self) -> bool:
+        return self._views is not None
+
+    def as_table(self, *, training: bool) -> ClipTable:
+        """The clips that a linear probe computes features of, as rows with these units.
+
+        Args:
+            training: `cached_clips` of each unit, or a few more; otherwise those of an evaluation alone.
+
+        Returns:
+            A table of clips.
+        """
+        places = math.ceil(self.cached_clips / self.clips) if training else 1
+        return ClipTable(self, places + (places + 1) % 2)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without decoded frames: another process has its own."""
+        return self.__dict__ | {"_cache": Cache(self._cache.memory)}
 
     def fingerprint(self) -> str:
-        settings = (self.clips, self.frames, self.stride, self._shape)
-        contents = [[digest(video.file) for video in unit] for unit in self._videos]
-        return fingerprint([settings, contents, self._labels.tolist()])
+        """Over settings, labels and the content of every file; it raises if one cannot be read, or has changed."""
+        settings = (
+            self.clips,
+            self.cached_clips,
+            self.frames,
+            self.stride,
+            self.fps,
+            self.shape,
+            self._look,
+            self.layout,
+        )
+        views = (self._copies, self._views)
+        contents = [[self._index.digest(video.file) for video in unit] for unit in self._videos]
+        self._index.save()
+        for unit in self._videos:
+            for video in unit:
+                video.check()
+        return fingerprint([settings, views, contents, self._labels.tolist()])
 
     @property
     def _span(self) -> int:
         """How many frames there are from the first to the last frame of a clip."""
         return (self.frames - 1) * self.stride + 1
 
+    def _length(self, video: Video) -> int:
+        """Its frames, after resampling."""
+        resampled = self._resampled[video.file]
+        return video.frames if resampled is None else len(resampled)
+
     def _picks(self, unit: int, places: NDArray[np.float64]) -> Picks:
         """The clips at these places, from 0 to 1, among all clips that the files of the unit have."""
         videos = self._videos[unit]
-        ends = np.cumsum([max(video.frames - self._span + 1, 1) for video in videos])
+        ends = np.cumsum([max(self._length(video) - self._span + 1, 1) for video in videos])
         chosen = np.minimum((places * ends[-1]).astype(np.int64), ends[-1] - 1)
         which = np.searchsorted(ends, chosen, side="right")
         begins = chosen - np.concatenate([[0], ends])[which]
         return [(videos[place], begin) for place, begin in zip(which.tolist(), begins.tolist(), strict=True)]
 
     def _show(self, picks: list[Picks]) -> Tensor:
-        """The clips of each unit, one below the other; NaN for all of a unit of which one cannot be read."""
-        height, width, channels = self._shape
+        """The clips of each unit in [0, 1], one below the other, frames before channels."""
+        height, width, channels = self._look.shape
         rows = [len(pick) for pick in picks]
         shown = torch.empty(sum(rows), self.frames, channels, height, width)
         first = 0
         for pick, count in zip(picks, rows, strict=True):
-            here = shown[first : first + count]
-            try:
-                pixels = torch.from_numpy(self._unit(pick)).permute(0, 1, 4, 2, 3)
-                torch.div(pixels, 255, out=here)
-            except Exception:  # after a charge nothing about one unit may be told by an error, whatever it is
-                here.fill_(torch.nan)
-                self._broken |= {video.file for video, _ in pick}
+            pixels = torch.from_numpy(self._unit(pick)).permute(0, 1, 4, 2, 3)
+            torch.div(pixels, 255, out=shown[first : first + count])
             first += count
         return shown
 
+    def _finished(self, shown: Tensor) -> Tensor:
+        """Normalized, and laid out as the model takes it."""
+        if self.shape.mean != (0.0,) or self.shape.std != (1.0,):
+            mean, std = (torch.tensor(part).view(1, 1, -1, 1, 1) for part in (self.shape.mean, self.shape.std))
+            shown = (shown - mean) / std
+        return shown if self.layout == "TC" else shown.transpose(1, 2).contiguous()
+
     def _unit(self, picks: Picks) -> Pixels:
-        pixels = np.empty((len(picks), self.frames, *self._shape), np.uint8)
+        pixels = np.empty((len(picks), self.frames, *self._look.shape), np.uint8)
         for video in {id(video): video for video, _ in picks}.values():
             here = [place for place, (other, _) in enumerate(picks) if other is video]
             begins = np.array([picks[place][1] for place in here])
-            numbers = begins[:, None] + self.stride * np.arange(self.frames)
-            flat = pictures(video, np.minimum(numbers, video.frames - 1).ravel(), self._shape, self._cache)
-            pixels[here] = flat.reshape(len(here), self.frames, *self._shape)
+            places = np.minimum(begins[:, None] + self.stride * np.arange(self.frames), self._length(video) - 1).ravel()
+            resampled: Numbers | None = self._resampled[video.file]
+            numbers = places if resampled is None else resampled[places]
+            flat = pictures(video, numbers, self._look, self._cache)
+            pixels[here] = flat.reshape(len(here), self.frames, *self._look.shape)
         return pixels
-
-
-class ClipUnits(Groupable):
-    """Each clip is a unit: see `clips_as_units`."""
-
-    unit = "clip"
-    scored_by: Literal["row"] = "row"
-    uniforms = 0
-    most_rows = 1
-
-    def __init__(self, videos: VideoClips) -> None:
-        self._source = videos
-        self._picks: Picks = []
-        owner: list[int] = []
-        for unit, files in enumerate(videos._videos):
-            for video in files:
-                count = max(video.frames // videos._span, 1)
-                self._picks += [(video, place * video.frames // count) for place in range(count)]
-                owner += [unit] * count
-        self.owner = torch.tensor(owner)
-        self.largest_group = int(self.owner.bincount().max())
-
-    def __len__(self) -> int:
-        return len(self._picks)
-
-    def labels(self) -> Tensor:
-        return self._source.labels()[self.owner]
-
-    def rows(self, units: Tensor, uniforms: Tensor | None) -> Rows:  # noqa: ARG002 - a clip is always shown as it is
-        shown = self._source._show([[self._picks[unit]] for unit in units.tolist()])
-        return Rows(shown, self.labels()[units.cpu()], torch.arange(len(units)))
-
-    def fingerprint(self) -> str:
-        return fingerprint(["clips as units", self._source.fingerprint()])
-
-
-def clips_as_units(videos: VideoClips) -> ClipUnits:
-    """The naive view: each of the clips that fit into a video side by side, at even distances, is a unit of its own.
-
-    A guarantee for such a unit says nothing about a video: a video, or a group, is up to `largest_group` of them (and
-    `owner` says whose each is), and by group privacy its epsilon is that much larger, its delta even more.
-
-    Args:
-        videos: The videos.
-
-    Returns:
-        Records whose unit is the clip.
-    """
-    return ClipUnits(videos)

@@ -47,6 +47,17 @@ def warp(images: Tensor, down: Tensor, right: Tensor) -> Tensor:
     return functional.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
+def moved(images: Tensor, down: Tensor, right: Tensor) -> Tensor:
+    """Read each pixel from a place so many whole pixels further down and right, one distance per image; beyond the rim
+    stands the rim."""
+    height, width = images.shape[-2:]
+    rows = (torch.arange(height, device=images.device) + down.to(images.device)[:, None]).clamp(0, height - 1)
+    columns = (torch.arange(width, device=images.device) + right.to(images.device)[:, None]).clamp(0, width - 1)
+    each = torch.arange(len(images), device=images.device)[:, None, None, None]
+    channels = torch.arange(images.shape[1], device=images.device)[None, :, None, None]
+    return images[each, channels, rows[:, None, :, None], columns[:, None, None, :]]
+
+
 def streak(images: Tensor, length: float, angle: Tensor) -> Tensor:
     """The mean along a centred line of `length` pixels, at one angle per image."""
     steps = max(2, math.ceil(length) + 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil
 from typing import Literal, get_args
 
@@ -59,6 +59,7 @@ class Stream:
         setting: "episodic", "continual" or "mixed".
         per_shift: Pictures of each part.
         seed: Of the order and the corruptions.
+        strengths: Whose; see `shifts.corrupt`.
     """
 
     images: Tensor = field(repr=False)
@@ -68,6 +69,7 @@ class Stream:
     setting: Setting
     per_shift: int
     seed: int
+    strengths: makers.Strengths = "clothes"
     _parts: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
@@ -81,9 +83,9 @@ class Stream:
 
     @cached_property
     def rows(self) -> Tensor:
-        """The base pictures, one line per part: a seeded deal without repetition."""
-        deal = torch.randperm(len(self.images), generator=generator(f"{self.seed} deal"))[: len(self)]
-        return deal.view(len(self.shifts), self.per_shift)
+        """The base pictures, one line per part: a seeded permutation."""
+        order = torch.randperm(len(self.images), generator=generator(f"{self.seed} deal"))[: len(self)]
+        return order.view(len(self.shifts), self.per_shift)
 
     def steps(self, size: int) -> int:
         """How many batches there are of this size; the last one of a part may be smaller."""
@@ -124,7 +126,8 @@ class Stream:
             clean, name = self.images[self.rows[part]], self.shifts[part]
             # the part is in the seed, so that a shift that comes back comes back with other noise
             seed = self.seed + (part << 64)
-            self._parts[part] = clean if name == CLEAN else makers.corrupt(clean, name, self.severity, seed=seed)
+            shifted = partial(makers.corrupt, seed=seed, strengths=self.strengths)
+            self._parts[part] = clean if name == CLEAN else shifted(clean, name, self.severity)
         return self._parts[part]
 
 
@@ -137,13 +140,30 @@ def corrupted(
     setting: Setting = "continual",
     per_shift: int = 1000,
     seed: int = 0,
+    strengths: makers.Strengths = "clothes",
 ) -> Stream:
     """A stream in which disjoint parts of the pictures come under one shift after another, in the order given.
 
-    A seeded permutation deals `per_shift` pictures to each shift; `"clean"` leaves its part as it is. What can be
+    A seeded permutation assigns `per_shift` images to each shift; `"clean"` leaves its part as it is. What can be
     wrong is found here, before a batch is made.
+
+    Args:
+        images: The base pictures, as `shifts.corrupt` takes them.
+        labels: Their classes, for scoring.
+        shifts: Names of shifts, or "clean", in order.
+        severity: 1 to 5.
+        setting: "episodic", "continual" or "mixed".
+        per_shift: Pictures of each part.
+        seed: Of the permutation and of the corruptions.
+        strengths: Whose: "clothes", "imagenet-c" or "cifar-c"; see `shifts.corrupt`.
+
+    Returns:
+        The stream.
+
+    Raises:
+        ValueError: Too few pictures, or an unknown shift, setting, severity or grade.
     """
-    _check(images, labels, shifts, severity, setting, per_shift)
+    _check(images, labels, shifts, severity, setting, per_shift, strengths)
     return Stream(
         images=images,
         labels=labels,
@@ -152,14 +172,23 @@ def corrupted(
         setting=setting,
         per_shift=per_shift,
         seed=seed,
+        strengths=strengths,
     )
 
 
-def _check(images: Tensor, labels: Tensor, shifts: Sequence[str], severity: int, setting: str, per_shift: int) -> None:
+def _check(
+    images: Tensor,
+    labels: Tensor,
+    shifts: Sequence[str],
+    severity: int,
+    setting: str,
+    per_shift: int,
+    strengths: str,
+) -> None:
     if isinstance(shifts, str) or not shifts:
         raise ValueError("`shifts` is a sequence of names with at least one of them.")
     for name in shifts:
-        makers.check(makers.TEST[0] if name == CLEAN else name, severity)
+        makers.check(makers.TEST[0] if name == CLEAN else name, severity, strengths)
     makers.check_images(images)
     if setting not in get_args(Setting):
         raise ValueError(f"There is no setting {setting!r}: choose one of {', '.join(get_args(Setting))}.")
