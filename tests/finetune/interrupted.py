@@ -28,8 +28,8 @@ def trained(folder: Path, optimizer: Optimizer, **more: Any) -> nn.Module:
 def whole_and_interrupted(folder: Path, optimizer: Optimizer, at: int) -> tuple[nn.Module, nn.Module]:
     """The models of both; the second was stopped in step `at`, after its draw and before its release."""
 
-    def stop(step: int, _: object) -> None:
-        if step == at:
+    def stop(event: Any) -> None:
+        if event.step == at:
             raise KeyboardInterrupt
 
     whole = trained(folder / "whole", optimizer)

@@ -12,7 +12,7 @@ from by_hand import SEED, key, net, people, same_bits
 from torch import nn
 
 from tacit.data._records import Rows
-from tacit.data._tensor_records import Table
+from tacit.data._tensor_records import TensorRecords
 from tacit.finetune import DPGD, DPSGD, Classes, Evaluation, Fitted, fit
 from tacit.finetune._evaluation import Evaluator
 from tacit.finetune._loop import Run
@@ -191,7 +191,8 @@ def test_a_plan_refunds_nothing_so_no_run_on_it_stops_early(ledger: Ledger) -> N
 
 def test_scores_that_are_missing_count_for_nothing(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the evaluations that a kill has used up, nor an AUROC that does not exist."""
-    scores = iter([{"accuracy": 5.0}, {}, {"accuracy": math.nan}, {"accuracy": 6.0}, {"accuracy": 5.0}, {}])
+    before = {"accuracy": 9.0}
+    scores = iter([before, {"accuracy": 5.0}, {}, {"accuracy": math.nan}, {"accuracy": 6.0}, {"accuracy": 5.0}, {}])
     monkeypatch.setattr(Evaluator, "__call__", lambda *_: next(scores))
     fitted = run(ledger, Evaluation(data=people(), public=True, every=2, patience=1))
     assert fitted.steps == 10
@@ -221,7 +222,7 @@ def test_charged_evaluations_go_on_after_a_kill(step: int, tmp_path: Path) -> No
         with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
             return run(ledger, told, checkpoint=tmp_path / "run", every=100, **more)
 
-    in_a_child(lambda: call(curator=lambda now, _: die() if now == step else None))
+    in_a_child(lambda: call(curator=lambda event: die() if event.step == step else None))
     fitted = call()
     with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
         ledger.verify()
@@ -259,7 +260,7 @@ def test_the_refund_covers_every_process_that_came_before(tmp_path: Path, monkey
     told = Evaluation(data=people(), public=True, every=4, patience=1)
 
     def call(every: int, scores: list[float], at: int | None = None) -> Fitted:
-        left = iter(scores)
+        left = iter([9.0, *scores])  # the first is of the model as it came, which decides nothing
         monkeypatch.setattr(Evaluator, "__call__", lambda *_: {"accuracy": next(left)})
         with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
             return run(
@@ -267,7 +268,7 @@ def test_the_refund_covers_every_process_that_came_before(tmp_path: Path, monkey
                 told,
                 checkpoint=tmp_path / "run",
                 every=every,
-                curator=lambda step, _: die() if step == at else None,
+                curator=lambda event: die() if event.step == at else None,
             )
 
     in_a_child(lambda: call(9, [1.0, 2.0], at=8))
@@ -293,14 +294,14 @@ def test_not_private_and_stopping_early_can_be_taken_up(tmp_path: Path) -> None:
             optimizer = DPSGD(batch_size=5, steps=STEPS)
             return run(ledger, told, checkpoint=tmp_path / "run", epsilon=math.inf, optimizer=optimizer, **more)
 
-    in_a_child(lambda: call(curator=lambda step, _: die() if step == 3 else None))
+    in_a_child(lambda: call(curator=lambda event: die() if event.step == 3 else None))
     assert isinstance(call().model, nn.Module)
 
 
 def test_a_unit_that_cannot_be_read_counts_as_wrong_and_nobody_hears_of_it(ledger: Ledger) -> None:
     """The noise is negligible here: what is left is 3 of 4."""
 
-    class Broken(Table):
+    class Broken(TensorRecords):
         def rows(self, units: torch.Tensor, uniforms: torch.Tensor | None) -> Rows:
             if uniforms is None and 2 in units.tolist() and self.ready:
                 raise OSError("the file of the patient in bed 2")

@@ -9,7 +9,7 @@ import torch
 from by_hand import SEED, gap, key, one_row_units, people, train, weights
 from torch import Tensor, nn
 
-from tacit.data._tensor_records import Table
+from tacit.data._tensor_records import TensorRecords
 from tacit.finetune import DPGD, DPSGD, Backbone, Evaluation, Probe, Standardise, fit
 from tacit.finetune import _features as features
 from tacit.finetune import _linear_probe as probing
@@ -61,7 +61,7 @@ def test_a_cached_probe_is_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("layers", [None, "last"])
 def test_the_backbone_sees_each_row_once(layers: Any) -> None:
-    """Twenty-four people, seven held out, two blank rows (is the model linear, does it work), made-up ones."""
+    """Twenty-four people, seven held out, two blank rows (is the model linear, does it work), synthetic ones."""
     made = model()
     run(made, people(), features=layers, evaluate=Evaluation(data=people(7), public=True, every=1))
     assert made[0].rows <= 24 + 7 + 2 + 2 * 8  # four, twice: whether the model draws random numbers
@@ -87,11 +87,11 @@ def test_whether_rows_are_finite_does_not_decide_how_it_is_computed() -> None:
 def test_large_features_lie_in_a_private_file_until_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     inputs, labels = people()
     backbone = Backbone(model())
-    plain = extract(backbone, Table(inputs, labels))
+    plain = extract(backbone, TensorRecords(inputs, labels))
     assert torch.allclose(plain, model()[0](inputs))
     monkeypatch.setattr(features, "LARGE", 100)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with cached(backbone, Table(inputs, labels)) as table:
+    with cached(backbone, TensorRecords(inputs, labels)) as table:
         (file,) = tmp_path.rglob("features")
         assert file.stat().st_mode & 0o777 == 0o600
         assert file.parent.stat().st_mode & 0o777 == 0o700
@@ -215,7 +215,7 @@ def test_one_unit_moves_the_statistics_by_at_most_their_bound(bad: float, monkey
     ledger.subject("s", Budget(50.0, 1e-5), unit="user")
     rest = owners != 1
     for x, y, o in ((inputs, labels, owners), (wild, labels, owners), (inputs[rest], labels[rest], owners[rest])):
-        how.release(Table(x, y, o), 3, ledger, "s", None)
+        how.release(TensorRecords(x, y, o), 3, ledger, "s", None)
     means, distances = sums[::2], sums[1::2]
     for values in (means, distances):
         assert float((values[0] - values[2]).norm()) <= 2.0

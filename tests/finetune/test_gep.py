@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tacit.data._records import Rows
-from tacit.data._tensor_records import Table
+from tacit.data._tensor_records import TensorRecords
 from tacit.finetune import GEP, fit
 from tacit.finetune._subspace import Embedding, SubspaceAsker
 from tacit.gradients import Engine
@@ -34,7 +34,7 @@ def query(model: nn.Module | None = None, microbatch: int | None = None, **optio
     settings: dict[str, Any] = {"dimensions": 6, "clip_embedding": 0.5, "clip_residual": 0.2}
     model = model or net()
     rows, labels = public()
-    query = Embedding(public=Table(rows.to(next(model.parameters()).dtype), labels), **(settings | options))
+    query = Embedding(public=TensorRecords(rows.to(next(model.parameters()).dtype), labels), **(settings | options))
     found = query.open(model, loss, expected=8.0, microbatch=microbatch)
     assert isinstance(found, SubspaceAsker)
     return found

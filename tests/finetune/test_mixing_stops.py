@@ -16,7 +16,7 @@ from tacit.privacy import Ledger
 
 
 class Marked(nn.Module):
-    """Adds the mean of the batch where rows carry a mark that made-up rows never have: one number twice."""
+    """Adds the mean of the batch where rows carry a mark that synthetic rows never have: one number twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def test_the_check_during_a_run_stops_it(optimizer: Optimizer) -> None:
     """Every loop took the stop for a failing unit, tried again without the check, and went on."""
     seen: list[int] = []
     with pytest.raises(RowsMixed, match="Nothing of this step was released"):
-        run(optimizer, Marked(), curator=lambda step, _: seen.append(step))
+        run(optimizer, Marked(), curator=lambda event: seen.append(event.step))
     assert not seen  # it looks at the first step, before anything of it is summed
 
 
@@ -89,12 +89,12 @@ class Largest(Classes):
 
 @pytest.mark.parametrize("task", [OfTheBatch(3), Largest(3)], ids=repr)
 @pytest.mark.parametrize("optimizer", optimizers(), ids=lambda o: o.name)
-def test_a_loss_that_looks_at_other_rows_is_refused_by_every_optimiser(optimizer: Optimizer, task: Task) -> None:
+def test_a_loss_that_looks_at_other_rows_is_refused_by_every_optimizer(optimizer: Optimizer, task: Task) -> None:
     """DPZO looked at three rows with one label, once."""
     torch.manual_seed(0)
     seen: list[int] = []
     with pytest.raises(RowsMixed):
-        run(optimizer, nn.Sequential(nn.Linear(6, 3)), task=task, curator=lambda step, _: seen.append(step))
+        run(optimizer, nn.Sequential(nn.Linear(6, 3)), task=task, curator=lambda event: seen.append(event.step))
     assert not seen
 
 

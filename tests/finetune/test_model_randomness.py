@@ -27,7 +27,7 @@ def run(seed_of_torch: int, seed: int | None, sums: list[Any]) -> nn.Module:
     model = nn.Sequential(nn.Linear(inputs.shape[1], 32), nn.ReLU(), Always(), nn.Linear(32, 3)).to(inputs.dtype)
     torch.manual_seed(seed_of_torch)
     options: dict[str, Any] = {"epsilon": 5.0, "delta": 1e-5, "size": 20, "scheme": "full", "head": "keep"}
-    keep = lambda _, total: sums.append({n: v.clone() for n, v in total.sum.items()})  # noqa: E731
+    keep = lambda event: sums.append({n: v.clone() for n, v in event.clipped_sum.sum.items()})  # noqa: E731
     return fit(model, (inputs, labels), optimizer=DPGD(steps=2, clip=0.4), seed=seed, curator=keep, **options).model
 
 

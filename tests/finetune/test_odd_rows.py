@@ -8,17 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from by_hand import SEED
+from by_hand import SEED, net
 from torch import Tensor, nn
 
-from tacit._refusals import Problem, Refusal
+from tacit import ErrorEvent
+from tacit._refusals import Refusal
 from tacit.data._records import Rows
 from tacit.finetune import DPGD, DPZO, GEP, AdpClip, Backbone, Optimizer, fit
 from tacit.finetune._evaluation import right_by_unit
 from tacit.finetune._features import extract
 from tacit.finetune._fit import rehearse
 from tacit.finetune._predictions import portions, units_at_once
-from tacit.finetune._reading import Reader, in_place, kind_of, likeness
+from tacit.finetune._reading import Portion, Reader, Where, in_place, kind_of, likeness
 from tacit.finetune._sources import as_records
 from tacit.finetune._tasks import Classes
 from tacit.privacy import Unit
@@ -87,7 +88,10 @@ def summed(data: Any, optimizer: Optimizer, **more: Any) -> dict[str, Tensor]:
     """The sum of the first step, before its noise."""
     found: list[dict[str, Tensor]] = []
     options: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-5, "size": len(data), "scheme": "full", "classes": 3}
-    options |= {"curator": lambda _, total: found.append({n: v.clone() for n, v in total.sum.items()}), "seed": SEED}
+    options |= {
+        "curator": lambda event: found.append({n: v.clone() for n, v in event.clipped_sum.sum.items()}),
+        "seed": SEED,
+    }
     fit(Picky(), data, optimizer=optimizer, **(options | more))
     return found[0]
 
@@ -166,15 +170,11 @@ def test_units_that_do_not_agree_are_refused_before_the_charge(count: int) -> No
 def test_the_curator_hears_of_every_unit_that_fails() -> None:
     inputs, labels = people()
 
-    heard: list[Problem] = []
-
-    def curator(step: int, total: Any) -> None:
-        del step, total
-
-    curator.error = heard.append  # type: ignore[attr-defined]
+    seen: list[Any] = []
     data = Files(inputs, labels, {30: _raises, 31: ODD["another shape"]})
     how: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-5, "size": 60, "scheme": "full", "classes": 3}
-    fit(Picky(), data, optimizer=DPGD(steps=2), curator=curator, **how)
+    fit(Picky(), data, optimizer=DPGD(steps=2), curator=seen.append, **how)
+    heard = [event for event in seen if isinstance(event, ErrorEvent)]
     said = [problem.details.splitlines()[0] for problem in heard]
     assert [line.split(":")[0] for line in said] == ["unit 30", "unit 31"] * 2
     assert "patient 4711" in heard[0].details
@@ -202,7 +202,7 @@ def test_memory_is_tried_with_the_largest_portion_before_the_charge() -> None:
             assert mute is None
             asked.append((len(torch.unique(rows.owner)), bool(rows.inputs.any())))
 
-    rehearse(Asked(), likeness(as_records(people()), training=True), 70, torch.device("cpu"))  # type: ignore[arg-type]
+    rehearse(Asked(), likeness(as_records(people()), training=True), 70, net())  # type: ignore[arg-type]
     assert asked == [(70, False)]
 
 
@@ -244,8 +244,8 @@ def test_a_unit_of_several_rows_keeps_one_blank_row() -> None:
     inputs, labels = people(15)
     owners = torch.arange(15) // 3
     records = as_records((Files(inputs, labels, {4: _raises}), None, owners), Unit.PATIENT)
-    reader = Reader(records, likeness(records, training=True), torch.device("cpu"))
-    rows, mute = reader(torch.tensor([2, 1, 0]), torch.empty(3, 0))
+    reader = Reader(records, likeness(records, training=True), Where(torch.device("cpu")))
+    rows, mute = reader(Portion(torch.tensor([2, 1, 0]), torch.empty(3, 0)))
     assert rows.owner.tolist() == [0, 0, 0, 1, 2, 2, 2]
     assert mute is not None
     assert mute.tolist() == [False] * 3 + [True] + [False] * 3

@@ -12,8 +12,8 @@ import torch
 from by_hand import SEED, net, people, weights
 from torch import nn
 
+from tacit import CuratorEvent, ErrorEvent
 from tacit import _checkpoints as checkpoints
-from tacit._refusals import Problem
 from tacit.finetune import DPGD, DPSGD, Evaluation, Labels, fit
 from tacit.privacy import Budget, BudgetExceeded, Ledger
 
@@ -57,7 +57,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         r"one integer or string per row",
     ),
     "too few owners": ({"data": (INPUTS, LABELS, torch.arange(23)), "unit": "user"}, r"one integer or string per row"),
-    "no size": ({"size": None}, r"Say size="),
+    "no size": ({"size": None}, r"Give size="),
     "size 0": ({"size": 0}, r"size must be whole and at least 1"),
     "microbatch 0": ({"microbatch": 0}, r"microbatch must be whole"),
     "every 0": ({"every": 0}, r"every must be whole"),
@@ -139,13 +139,11 @@ class Odd(Labels):
 
 class Notes:
     def __init__(self) -> None:
-        self.heard: list[Problem] = []
+        self.heard: list[ErrorEvent] = []
 
-    def __call__(self, step: int, total: Any) -> None:
-        del step, total
-
-    def error(self, problem: Problem) -> None:
-        self.heard.append(problem)
+    def __call__(self, event: CuratorEvent) -> None:
+        if isinstance(event, ErrorEvent):
+            self.heard.append(event)
 
 
 TELLING: dict[str, dict[str, Any]] = {
@@ -220,7 +218,7 @@ def test_nothing_private_is_shown_to_anybody_but_the_curator(tmp_path: Path, cap
                 data=(inputs, labels),
                 optimizer=DPSGD(batch_size=5, steps=3),
                 checkpoint=tmp_path / f"{i}.run",
-                curator=lambda step, total, private=private: private.append((step, total.private)),
+                curator=lambda event, private=private: private.append((event.step, event.clipped_sum.private)),
                 progress=lambda *args, progress=progress, **more: progress.append((args, more)),
                 seed=SEED,
                 epsilon=2.0,

@@ -63,9 +63,9 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def at_step(wanted: int) -> Callable[[int, Any], None]:
+def at_step(wanted: int) -> Callable[[Any], None]:
     """A curator who kills the process in the middle of a step."""
-    return lambda step, _: die() if step == wanted else None
+    return lambda event: die() if event.step == wanted else None
 
 
 def fatal(where: Any, name: str, call: int = 1, *, before: bool = False) -> None:
@@ -163,7 +163,7 @@ def test_kills_at_random_moments(whole: Fitted, tmp_path: Path) -> None:
         child = os.fork()
         if child == 0:
             torch.set_num_threads(1)
-            begin(tmp_path, every=1, curator=lambda *_: time.sleep(0.02))
+            begin(tmp_path, every=1, curator=lambda _: time.sleep(0.02))
             os._exit(0)
         time.sleep(chance.uniform(0.05, 0.5))
         os.kill(child, signal.SIGKILL)
@@ -181,8 +181,8 @@ def test_a_run_without_a_seed_goes_on_too(tmp_path: Path) -> None:
     def until_the_kill() -> None:
         model = net()
 
-        def note(step: int, _: Any) -> None:
-            if step == 5:
+        def note(event: Any) -> None:
+            if event.step == 5:
                 told.write_bytes(save({n: p.detach() for n, p in model.named_parameters()}))
                 die()
 
@@ -195,8 +195,8 @@ def test_a_run_without_a_seed_goes_on_too(tmp_path: Path) -> None:
         model=model,
         seed=None,
         every=100,
-        curator=lambda step, _: (
-            seen.update({n: p.detach().clone() for n, p in model.named_parameters()}) if step == 5 else None
+        curator=lambda event: (
+            seen.update({n: p.detach().clone() for n, p in model.named_parameters()}) if event.step == 5 else None
         ),
     )
     before = load(told.read_bytes())
@@ -473,8 +473,8 @@ def test_who_takes_a_run_up_stops_the_one_before(tmp_path: Path) -> None:
     """The first may finish the steps that it has leased (they are the same releases), and no more."""
     results: list[Fitted] = []
 
-    def overtaken(step: int, _: Any) -> None:
-        if step == 1:
+    def overtaken(event: Any) -> None:
+        if event.step == 1:
             results.append(begin(tmp_path))
 
     with pytest.raises(ReceiptError, match=r"was settled|Another process"):
@@ -535,7 +535,7 @@ def test_ledgers_that_cannot_keep_a_key_are_refused_first(tmp_path: Path) -> Non
             checkpoint=tmp_path / "x",
             private=tmp_path / "keys",
             ledger=ledger,
-            curator=lambda *_: seen.extend(secrets(tmp_path / "keys")),
+            curator=lambda _: seen.extend(secrets(tmp_path / "keys")),
             **common,
         )
     assert len(seen) == 2
@@ -558,7 +558,7 @@ def test_rows_that_cannot_be_read_for_now_stop_the_run_and_are_replayed(tmp_path
 
     disk = Disk()
     with pytest.raises(OSError, match=r"^Some rows cannot be read now") as error:
-        begin(tmp_path, data=disk, curator=lambda step, _: setattr(disk, "broken", step == 2))
+        begin(tmp_path, data=disk, curator=lambda event: setattr(disk, "broken", event.step == 2))
     assert error.value.__context__ is None
     disk.broken = False
     again = begin(tmp_path, data=disk)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from tacit.data._tensor_records import Table
+from tacit.data._tensor_records import TensorRecords
 from tacit.finetune._evaluation import right_by_unit
 from tacit.finetune._tasks import Classes
 
@@ -29,7 +29,7 @@ def test_a_unit_that_goes_takes_its_own_score_and_nobody_elses() -> None:
     rows = torch.randn(60, 64, generator=torch.Generator().manual_seed(1))
     for count in (2, 3, 4, 5, 9, 15, 16, 17, 18, 31, 33, 47):
         inputs, labels = rows[:count], torch.zeros(count, dtype=torch.long)
-        whole = right_by_unit(model, Table(inputs, labels), task)
+        whole = right_by_unit(model, TensorRecords(inputs, labels), task)
         for gone in {0, count // 2, count - 1}:
             kept = torch.arange(count) != gone
-            assert torch.equal(right_by_unit(model, Table(inputs[kept], labels[kept]), task), whole[kept])
+            assert torch.equal(right_by_unit(model, TensorRecords(inputs[kept], labels[kept]), task), whole[kept])

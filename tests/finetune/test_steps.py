@@ -68,7 +68,10 @@ def test_an_empty_draw_is_noised_and_counted() -> None:
     """One unit in a thousand: nobody is drawn in these steps, and the model moves by its noise alone."""
     sums: list[Any] = []
     fitted = run(
-        DPSGD(batch_size=1, steps=3, clip=CLIP), count=2, size=1000, curator=lambda _, total: sums.append(total)
+        DPSGD(batch_size=1, steps=3, clip=CLIP),
+        count=2,
+        size=1000,
+        curator=lambda event: sums.append(event.clipped_sum),
     )
     assert [len(total.private.norms) for total in sums] == [0, 0, 0]
     assert all(not value.any() for total in sums for value in total.sum.values())

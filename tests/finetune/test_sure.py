@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tacit.data._tensor_records import Table
+from tacit.data._tensor_records import TensorRecords
 from tacit.finetune import Classes, Labels, NextToken
 from tacit.finetune._evaluation import right_by_unit
 
@@ -34,7 +34,7 @@ def test_next_tokens() -> None:
 
 def test_by_unit_it_is_within_0_and_1_whatever_the_rows() -> None:
     inputs = torch.tensor([[1.0, 0.0], [0.0, 1e30], [math.nan, 1.0], [math.inf, 0.0]])
-    records = Table(inputs, torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 1, 2]))
+    records = TensorRecords(inputs, torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 1, 2]))
     model = nn.Linear(2, 2, bias=False)
     nn.init.eye_(model.weight)
     found = right_by_unit(model, records, Classes(2), confidence=True)

@@ -43,7 +43,7 @@ def sum_of(model: nn.Module, records: Any, **more: Any) -> dict[str, Tensor]:
         model,
         records,
         optimizer=DPGD(steps=1, clip=CLIP, lr=1e-9),
-        curator=lambda _, total: kept.append({n: v.clone() for n, v in total.sum.items()}),
+        curator=lambda event: kept.append({n: v.clone() for n, v in event.clipped_sum.sum.items()}),
         **more,
     )
     return kept[0]
@@ -182,8 +182,8 @@ def test_a_killed_run_goes_on_with_the_same_factors(tmp_path: Path) -> None:
             run(model, texts(), scheme="lora", ledger=ledger, checkpoint=folder / "run", every=2, **more)
         return {n: p for n, p in model.named_parameters() if p.requires_grad}
 
-    def kill(step: int, _: Any) -> None:
-        if step == 2:
+    def kill(event: Any) -> None:
+        if event.step == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

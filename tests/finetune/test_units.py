@@ -28,7 +28,7 @@ def run(data: Any, *, model: Any = None, sums: Sums | None = None, **more: Any) 
         "seed": SEED,
     }
     if sums is not None:
-        options["curator"] = lambda _, total: sums.append({n: v.clone() for n, v in total.sum.items()})
+        options["curator"] = lambda event: sums.append({n: v.clone() for n, v in event.clipped_sum.sum.items()})
     return fit(model or net(), data, **(options | more))
 
 
@@ -148,7 +148,8 @@ def test_an_unfinite_unit_adds_nothing_and_only_the_curator_hears_of_it(capsys: 
     sums: Sums = []
     seen: list[int] = []
 
-    def curator(_: int, total: Any) -> None:
+    def curator(event: Any) -> None:
+        total = event.clipped_sum
         sums.append({n: v.clone() for n, v in total.sum.items()})
         seen.append(total.private.nonfinite)
 

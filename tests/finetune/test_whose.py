@@ -14,7 +14,7 @@ from torch import Tensor
 from tacit import finetune
 from tacit.data import VideoClips, clips_as_units
 from tacit.data._grouped import Groupable, Grouped
-from tacit.data._tensor_records import Table
+from tacit.data._tensor_records import TensorRecords
 from tacit.finetune import DPFTRL, DPGD, Classes, Correlated, Evaluation, Everyone, Optimizer, Passes, Standardise, fit
 from tacit.finetune._evaluation import Evaluator, check_rows_alone, right_by_unit
 from tacit.finetune._sampling import batch_of
@@ -31,7 +31,10 @@ def noted(data: Any, ledger: Ledger | None = None, **more: Any) -> tuple[finetun
     sums: Sums = []
     options = OPTIONS | {"optimizer": DPGD(steps=1, clip=CLIP), "ledger": ledger} | more
     fitted = fit(
-        net(), data, curator=lambda _, total: sums.append({n: v.clone() for n, v in total.sum.items()}), **options
+        net(),
+        data,
+        curator=lambda event: sums.append({n: v.clone() for n, v in event.clipped_sum.sum.items()}),
+        **options,
     )
     return fitted, sums
 
@@ -52,7 +55,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> VideoClips:
 
     home = tmp_path_factory.mktemp("films")
     files = [write(home / f"{number}.mp4", 24 + number) for number in range(4)]
-    return VideoClips(files, [0, 1, 0, 1], clips=2, frames=4, stride=1)
+    return VideoClips(files, [0, 1, 0, 1], clips=2, frames=4, stride=1, colour=False)
 
 
 @pytest.mark.filterwarnings("ignore:.*the old name ends:DeprecationWarning")
@@ -87,7 +90,7 @@ def test_the_guarantee_is_for_the_unit_of_the_data(ledger: Ledger) -> None:
             ((inputs, labels), {"unit": "patient", "unit_ids": STRINGS}, "patient"),
             ((inputs, labels, STRINGS), {"unit": "patient"}, "patient"),
             ((inputs, labels), {"unit": "patient", "unit_ids": range(20)}, "patient"),  # everybody has one row
-            (Table(inputs, labels).group_by(STRINGS, unit="patient"), {}, "patient"),
+            (TensorRecords(inputs, labels).group_by(STRINGS, unit="patient"), {}, "patient"),
         )
     ):
         fitted, _ = noted(data, ledger, subject=str(place), **more)
@@ -104,8 +107,8 @@ def test_the_guarantee_is_for_the_unit_of_the_data(ledger: Ledger) -> None:
         ((*people(20), STRINGS), {"unit_ids": STRINGS, "unit": "patient"}, "Say whose each row is once"),
         (people(20), {"unit_ids": STRINGS[1:], "unit": "patient"}, "one integer or string per row"),
         (people(20), {"unit": "patient", "units": "patient"}, "leave units= out"),
-        (Table(*people(20), STRINGS), {"unit": "patient"}, "One unit of these data is a user"),
-        (Table(*people(20), STRINGS), {"unit": "sample"}, "One unit of these data is a user"),
+        (TensorRecords(*people(20), STRINGS), {"unit": "patient"}, "One unit of these data is a user"),
+        (TensorRecords(*people(20), STRINGS), {"unit": "sample"}, "One unit of these data is a user"),
         (shown(), {"unit_ids": [1] * 6, "unit": "patient"}, r"records.group_by\(ids, unit="),
     ],
 )
@@ -145,7 +148,7 @@ def test_grouping_really_groups() -> None:
     records.each = 1  # one row each, so that it is known which
     found = {
         "records": noted(records.group_by(ids, unit="patient"))[1][0],
-        "table": noted(Table(records.values[:, 3], records.given).group_by(ids, unit="patient"))[1][0],
+        "table": noted(TensorRecords(records.values[:, 3], records.given).group_by(ids, unit="patient"))[1][0],
         "ids": noted((records.values[:, 3], records.given), unit="patient", unit_ids=ids)[1][0],
     }
     rows = records.values[:, 3]
@@ -230,7 +233,7 @@ def test_statistics_of_features_are_charged_to_their_own_unit(ledger: Ledger) ->
     ledger.subject("clinic", Budget(9.0, 1e-5), unit="patient")
     before = ledger.entries()
     with pytest.raises(ValueError, match="The subject clinic has the unit patient, and the data sample"):
-        Standardise(noise=5.0, bound=1.0).release(Table(*people(20)), 20, ledger, "clinic", None)
+        Standardise(noise=5.0, bound=1.0).release(TensorRecords(*people(20)), 20, ledger, "clinic", None)
     assert ledger.entries() == before
 
 
@@ -294,8 +297,8 @@ def test_fixed_passes_under_add_remove_cost_what_one_release_does(ledger: Ledger
 
 
 def test_places_are_no_ids(ledger: Ledger) -> None:
-    for data in (people(20), Table(*people(20))):
-        with pytest.raises(ValueError, match="give unit_ids=, which keep it, or say neighbours='replace-one'"):
+    for data in (people(20), TensorRecords(*people(20))):
+        with pytest.raises(ValueError, match="give unit_ids=, which keep it, or give neighbours='replace-one'"):
             noted(data, ledger, optimizer=DPFTRL(batches=5))
     assert ledger.entries() == []
 

@@ -13,17 +13,23 @@ from tacit.finetune._fit import check_labels as check_labels
 from tacit.finetune._fit import dry_run as dry_run
 from tacit.finetune._language import NextToken
 from tacit.finetune._linear_probe import blank_row as blank_row
+from tacit.finetune._linear_probe import public_centre
+from tacit.finetune._loader import batching as batching
 from tacit.finetune._loop import Score
+from tacit.finetune._make_private import make_private
+from tacit.finetune._make_private import steps_per_epoch as steps_per_epoch
 from tacit.finetune._measures import auroc
-from tacit.finetune._noise_schedules import ConstantNoise, Correlated, Decaying
-from tacit.finetune._optimizers import DPFTRL, DPGD, DPSGD, DPZO, GEP, AdpAlloc, AdpClip, Optimizer
+from tacit.finetune._noise_schedules import Banded, ConstantNoise, Correlated, Decaying
+from tacit.finetune._optimizers import DPFTRL, DPGD, DPSGD, DPZO, GEP, AdpAlloc, AdpClip, BandMF, Optimizer
+from tacit.finetune._own_loop import PoissonLoader, PrivateBatch, PrivateLoop
 from tacit.finetune._reading import in_place as in_place
 from tacit.finetune._reading import likeness as likeness
-from tacit.finetune._sampling import Everyone, Passes, Poisson
+from tacit.finetune._sampling import CyclicPoisson, Everyone, Passes, Poisson
 from tacit.finetune._sources import agree as agree
 from tacit.finetune._sources import as_records as as_records
 from tacit.finetune._sources import prepared as prepared
-from tacit.finetune._standardise import Standardise
+from tacit.finetune._standardise import RowNorm, Standardise
+from tacit.finetune._standardise import RowNormalizer as RowNormalizer
 from tacit.finetune._tasks import Classes, Labels, Task
 from tacit.finetune._updates import Update
 
@@ -36,9 +42,12 @@ __all__ = [
     "AdpAlloc",
     "AdpClip",
     "Backbone",
+    "BandMF",
+    "Banded",
     "Classes",
     "ConstantNoise",
     "Correlated",
+    "CyclicPoisson",
     "Decaying",
     "Evaluation",
     "Everyone",
@@ -48,14 +57,20 @@ __all__ = [
     "Optimizer",
     "Passes",
     "Poisson",
+    "PoissonLoader",
+    "PrivateBatch",
+    "PrivateLoop",
     "Probe",
+    "RowNorm",
     "Score",
     "Standardise",
     "Task",
     "Update",
     "auroc",
     "fit",
+    "make_private",
     "plan",
+    "public_centre",
 ]
 
 __getattr__ = renamed_attributes(__name__, {"Steady": "ConstantNoise", "Optimiser": "Optimizer"})

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from tacit._guard_rails import check_batch, check_unit_name, warn_of_delta
 from tacit.finetune._optimizers import Optimizer
 from tacit.finetune._queries import ClippedGradient
+from tacit.finetune._sampling import Poisson
 from tacit.finetune._updates import Update
 from tacit.privacy import (
     Budget,
@@ -99,6 +101,20 @@ class Paid(Account):
         return accounting.guarantee(receipt.event, delta=delta, neighbours=receipt.neighbours, unit=receipt.unit)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Told(Account):
+    """Of a rank that does not lead: what the leader has charged."""
+
+    ledger: Ledger = field(default=None, repr=False)  # type: ignore[assignment]  # the leader alone asks it
+    told: Guarantee | None = None
+
+    @property
+    def guarantee(self) -> Guarantee:
+        if self.told is None:
+            raise RuntimeError("Rank 0 has not charged yet: nothing is promised.")
+        return self.told
+
+
 def plan(
     optimizer: Optimizer,
     *,
@@ -132,6 +148,15 @@ def plan(
     return optimizer.event(_scale(optimizer, budget, size, relation, others), size)
 
 
+def check_promise(optimizer: Optimizer, promise: Promise) -> None:
+    """Refuse, or warn of, what is probably a mistake, before any work is done."""
+    check_unit_name(promise.unit)
+    if isinstance(optimizer.sampler, Poisson):
+        check_batch(optimizer.sampler.batch_size, promise.size)
+    if promise.budget.private:
+        warn_of_delta(promise.budget.delta, promise.size, str(promise.unit), stacklevel=5)
+
+
 def open_account(
     optimizer: Optimizer,
     promise: Promise,
@@ -150,7 +175,7 @@ def open_account(
         warnings.warn(
             "No ledger was given: this run keeps its own in memory (not durable), and nothing stops a second run from "
             "spending the same budget again. Give ledger= to protect people over more than this run.",
-            stacklevel=4,
+            stacklevel=5,
         )
         ledger = Ledger("sqlite://")
     name = subject or "fine-tuning"
@@ -170,7 +195,7 @@ def paid_account(optimizer: Optimizer, promise: Promise, receipt: Receipt) -> Ac
     if scale is None:
         raise ValueError(
             f"This receipt did not pay for {optimizer.steps} steps of {optimizer.name} over {promise.size:,} units: "
-            "charge the optimiser's own event."
+            "charge the optimizer's own event."
         )
     return Paid(
         subject=receipt.subject,
@@ -180,6 +205,11 @@ def paid_account(optimizer: Optimizer, promise: Promise, receipt: Receipt) -> Ac
         seed=0 if receipt.seeded else None,
         receipt=receipt,
     )
+
+
+def no_account(optimizer: Optimizer, promise: Promise) -> Account:
+    """Of a rank that does not lead: it charges nothing, and the leader says what was promised."""
+    return Told(subject="", promise=promise, scale=math.nan, event=optimizer.event(1.0, promise.size), seed=None)
 
 
 def cost(receipt: Receipt, delta: float) -> Budget:
@@ -192,7 +222,7 @@ class Meter:
     """What the first t steps cost, for progress bars: an upper bound, quick, and never above the budget."""
 
     def __init__(self, optimizer: Optimizer, account: Account) -> None:
-        self._optimiser, self._account = optimizer, account
+        self._optimizer, self._account = optimizer, account
         self._at = 0
         self._mu_squared = 0.0
         self._divergence = [0.0] * len(accounting.ORDERS)
@@ -205,7 +235,7 @@ class Meter:
         if not promise.budget.private:
             return math.inf
         for step in range(self._at, steps):
-            self._add(self._optimiser.noise.multiplier(self._account.scale, step, self._optimiser.steps))
+            self._add(self._optimizer.noise.multiplier(self._account.scale, step, self._optimizer.steps))
         self._at = max(self._at, steps)
         if not self._at:
             return 0.0
@@ -291,3 +321,19 @@ def _until_it_fits(terms: Terms, optimizer: Optimizer, size: int, others: Sequen
     while terms.cost(events.compose([*others, optimizer.event(scale, size)])) > terms.cap:
         scale *= 1.0005
     return scale
+
+
+def assumptions(account: Account, promise: Promise, *, named: bool) -> list[str]:
+    """What a run's guarantee rests on, for its card."""
+    said = [f"one {promise.unit} per person: somebody with several has a guarantee for a group of that size"]
+    if promise.neighbours is Neighbours.ADD_REMOVE:
+        said.append(f"the declared size {promise.size:,} is public and was not computed from the exact number")
+    if named and promise.neighbours is Neighbours.REPLACE_ONE:
+        said.append(f"a {promise.unit} that takes another's place brings an id that nobody else has")
+    if not account.durable:
+        said.append("the ledger is in memory (not durable): it stops no second run on the same people")
+    if account.seed is not None:
+        said.append("seeded: not private")
+    if not promise.budget.private:
+        said.append("epsilon = inf: clipped, without noise; not private")
+    return said

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tacit._curator import Curator
 from tacit.data import Records, Rows
-from tacit.finetune._predictions import kept, predictions, worths
+from tacit.distributed import Team
+from tacit.finetune._predictions import Predictions, kept, predictions, worths
 from tacit.finetune._reading import likeness
 from tacit.finetune._sources import agree
 from tacit.finetune._tasks import Task
@@ -79,21 +82,29 @@ class Evaluation:
 class Evaluator:
     """Carries out a run's evaluations; those of private data on a receipt of their own."""
 
-    def __init__(self, evaluation: Evaluation, records: Records, task: Task, curator: object = None) -> None:
+    def __init__(
+        self, evaluation: Evaluation, records: Records, task: Task, curator: Curator | None = None, workers: int = 0
+    ) -> None:
         task.check(records.labels())
         self.evaluation = evaluation
         self.receipt: Receipt | None = None
-        self._records, self._task = records, task
+        self._records, self._task, self._workers, self._curator = records, task, workers, curator
         self._ledger: Ledger | None = None
         self._like = None if evaluation.public else likeness(records, training=False, curator=curator)
+        self.team: Team | None = None  # the ranks that look at the data together
+        self.call_others: Callable[[], object] = lambda: None  # made by the leader just before
 
     def charge(self, ledger: Ledger, *, steps: int, unit: Unit, neighbours: Neighbours, seed: int | None) -> None:
         """Pay for all evaluations of the run at once; public ones cost nothing."""
-        told = self.evaluation
-        if told.epsilon is None:
+        evaluation = self.evaluation
+        if evaluation.epsilon is None:
             return
         agree(self._records, unit)
-        budget, times, name = Budget(told.epsilon, told.delta), told.times(steps), str(told.subject)
+        budget, times, name = (
+            Budget(evaluation.epsilon, evaluation.delta),
+            evaluation.times(steps),
+            str(evaluation.subject),
+        )
         noise = noise_multiplier(budget, lambda z: events.gaussian(z, steps=times), neighbours=neighbours)
         ledger.open_subject(name, budget, unit=unit, neighbours=neighbours)
         event = events.gaussian(noise, steps=times)
@@ -108,25 +119,58 @@ class Evaluator:
     def __call__(self, model: nn.Module) -> dict[str, float]:
         """The scores, in percent: those of private data with their noise, and none if a kill has used them up.
 
-        Formal guarantee of the charged form: each unit adds the mean over its rows of a number in [0, 1], so the sum
-        moves by at most 1 (add-remove); it leaves through the discrete Gaussian that was charged, and is divided by a
-        public constant.
+        Formal guarantee of the charged form: each unit adds the mean over its rows of a number in [0, 1], or, for
+        several labels, of a histogram of scores whose L2 norm is at most 1 (and is shortened to it, after rounding to
+        the grid), so the sum moves by at most 1 in L2 (add-remove); it leaves through the discrete Gaussian that was
+        charged. What is computed from it is post-processing: divided by a public constant, or an area under a curve.
         """
         if self.evaluation.public:
-            said = predictions(model, self._records, self._task)
+            self.call_others()
+            said = self._predictions(model)
             return self._task.scores(said.probs, said.labels)
         if self.receipt is None or self._ledger is None:
             raise ReceiptError("An evaluation of private data is charged before it looks at them.")
         if self.receipt.used == self.receipt.releases:
             return {}
         leases.extend(self._ledger, self.receipt, 1)
-        mean = right_by_unit(model, self._records, self._task, like=self._like)
-        noisy = mechanisms.gaussian_query(grid_sum(mean, low=0.0, high=1.0, grid=2.0**-10), self.receipt)
+        histogram = getattr(self._task, "histogram", None)
+        self.call_others()
+        mean = self._mean(model)
+        limit = math.inf if histogram is None else 1.0
+        total = grid_sum(mean, low=0.0, high=1.0, grid=2.0**-10 if histogram is None else 2.0**-20, l2=limit)
+        noisy = mechanisms.gaussian_query(total, self.receipt)
+        if histogram is not None:
+            return self._task.scores_of(torch.as_tensor(noisy))  # type: ignore[attr-defined, no-any-return]
         return {"accuracy": 100 * float(noisy[0]) / float(self.evaluation.size or 1)}
+
+    def help(self, model: nn.Module) -> None:
+        """On a rank that does not lead: look at this rank's part of the data."""
+        if self.evaluation.public:
+            self._predictions(model)
+        else:
+            self._mean(model)
+
+    def _predictions(self, model: nn.Module) -> Predictions:
+        return predictions(
+            model, self._records, self._task, workers=self._workers, curator=self._curator, team=self.team
+        )
+
+    def _mean(self, model: nn.Module) -> Tensor:
+        """What each unit adds, before the noise. Private."""
+        worth = getattr(self._task, "histogram", None) or self._task.right
+        return mean_by_unit(
+            model, self._records, self._task, worth, like=self._like, workers=self._workers, team=self.team
+        )
 
 
 def right_by_unit(
-    model: nn.Module, records: Records, task: Task, *, confidence: bool = False, like: Rows | None = None
+    model: nn.Module,
+    records: Records,
+    task: Task,
+    *,
+    confidence: bool = False,
+    like: Rows | None = None,
+    workers: int = 0,
 ) -> Tensor:
     """How right (or `confidence` of the right answer) the model is about each unit: the mean over its rows. Private.
 
@@ -135,16 +179,33 @@ def right_by_unit(
     one by one (see `check_rows_alone`).
     """
     worth = task.confidence if confidence else task.right
-    right = torch.zeros(len(records), dtype=torch.float64)
+    return mean_by_unit(model, records, task, worth, like=like, workers=workers)
+
+
+def mean_by_unit(
+    model: nn.Module,
+    records: Records,
+    task: Task,
+    worth: Callable[[Tensor, Tensor], Tensor],
+    *,
+    like: Rows | None = None,
+    workers: int = 0,
+    team: Team | None = None,
+) -> Tensor:
+    """The mean over each unit's rows of a number, or a vector, per row; zero for a unit without rows. Private."""
+    total: Tensor | None = None
     lines = torch.zeros(len(records), dtype=torch.long)
-    for owner, values in worths(model, records, task, worth, like):
-        right.index_add_(0, owner, values.double())
+    for owner, values in worths(model, records, task, worth, like, workers=workers, team=team):
+        total = torch.zeros(len(records), *values.shape[1:], dtype=torch.float64) if total is None else total
+        total.index_add_(0, owner, values.double())
         lines += torch.bincount(owner, minlength=len(records))
-    return right.div_(lines.clamp_min(1))
+    if total is None:
+        return torch.zeros(len(records), dtype=torch.float64)
+    return total.div_(lines.clamp_min(1).view(-1, *[1] * (total.dim() - 1)))
 
 
 def check_rows_alone(task: Task, labels: Tensor, *, confidence: bool = False) -> None:
-    """Refuse a task that scores a row by looking at other rows: on made-up rows, before anything is charged.
+    """Refuse a task that scores a row by looking at other rows: on synthetic rows, before anything is charged.
 
     Formal guarantee of a charged score: one unit moves the sum of scores by at most 1. That holds only if the score of
     a row depends on nothing but its own outputs and label.
@@ -154,21 +215,30 @@ def check_rows_alone(task: Task, labels: Tensor, *, confidence: bool = False) ->
     outputs = torch.randn(count, *(min(n, 4) for n in places), task.outputs, generator=generator)
     shape = (count, *(min(n, 4) for n in places)) if places else (count, *labels.shape[1:])
     if labels.is_floating_point():
-        made_up = torch.randint(2, shape, generator=generator).to(labels.dtype)
+        drawn = torch.randint(2, shape, generator=generator).to(labels.dtype)
     else:
-        made_up = torch.randint(max(task.outputs, 1), shape, generator=generator).to(labels.dtype)
+        drawn = torch.randint(max(task.outputs, 1), shape, generator=generator).to(labels.dtype)
 
     def worth(rows: slice) -> Tensor:
-        probs, truth = kept(task, outputs[rows], made_up[rows])
+        probs, truth = kept(task, outputs[rows], drawn[rows])
         return (task.confidence if confidence else task.right)(probs, truth).double()
 
+    histogram = None if confidence else getattr(task, "histogram", None)
+
+    def all_of(rows: slice) -> Tensor:
+        """What each row is worth, beside its histogram where there is one."""
+        if histogram is None:
+            return worth(rows)
+        return torch.cat([worth(rows)[:, None], histogram(*kept(task, outputs[rows], drawn[rows])).double()], 1)
+
     try:
-        together = worth(slice(count))
-        alone = torch.cat([worth(slice(i, i + 1)) for i in range(count)])
+        together = all_of(slice(count))
+        alone = torch.cat([all_of(slice(i, i + 1)) for i in range(count)])
     except Exception as error:  # nothing here is anybody's
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"The task cannot score made-up rows ({type(error).__name__}: {reason}).") from None
-    if together.shape != (count,) or alone.shape != (count,) or not torch.allclose(together, alone, atol=1e-5):
+        raise ValueError(f"The task cannot score synthetic rows ({type(error).__name__}: {reason}).") from None
+    shaped = len(together) == len(alone) == count and together.dim() == alone.dim() == (1 if histogram is None else 2)
+    if not shaped or not torch.allclose(together, alone, atol=1e-5):
         raise ValueError(
             "The task scores a row by what other rows there are, so that one unit could move everybody's score: number "
             "i must be computed from row i alone."

@@ -17,16 +17,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from tacit._curator import Curator
 from tacit._refusals import Refusal
-from tacit.data import Rows, Table
-from tacit.finetune._predictions import rows_that_fit, to_look_at
-from tacit.finetune._reading import Reader, in_place, likeness, to
+from tacit.data import Rows, TensorRecords
+from tacit.distributed import Team
+from tacit.finetune._predictions import at_once, rows_that_fit, to_look_at
+from tacit.finetune._reading import Later, Portion, Reader, draws, in_place, likeness, to, where_of
 from tacit.finetune._tasks import outputs_of
 from tacit.gradients import change
 from tacit.models import blocks_of, head_of
 from tacit.privacy import sampling
 
 Layers = Literal["last", "all"]
+_LATE = (
+    "Some rows cannot be read: with checkpoint= every row must be readable before the charge, so that steps can be "
+    "replayed. Nothing was charged. Details may reveal rows: see curator=."
+)
 LARGE = 2**30  # bytes of features beyond which they are kept in a file
 
 
@@ -82,52 +88,84 @@ class Probe(nn.Module):
 
 
 @contextmanager
-def cached(backbone: Backbone, records: Table, curator: object = None) -> Iterator[Table]:
-    """The same records with features in place of their inputs; `backbone` runs over each row once."""
-    with tempfile.TemporaryDirectory(prefix="tacit-features-") as folder:  # 0700: nobody else can look
-        features = extract(backbone, records, Path(folder) / "features", curator)
+def cached(
+    backbone: Backbone,
+    records: TensorRecords,
+    curator: Curator | None = None,
+    *,
+    strict: bool = False,
+    workers: int = 0,
+    team: Team | None = None,
+) -> Iterator[TensorRecords]:
+    """The same records with features in place of their inputs; `backbone` runs over each row once, on one rank."""
+    with tempfile.TemporaryDirectory(prefix="tacit-features-") as folder:  # 0700: no other user can read it
+        features = extract(
+            backbone, records, Path(folder) / "features", curator, strict=strict, workers=workers, team=team
+        )
         yield records.with_inputs(features)
 
 
-def extract(backbone: Backbone, records: Table, path: Path | None = None, curator: object = None) -> Tensor:
+def extract(
+    backbone: Backbone,
+    records: TensorRecords,
+    path: Path | None = None,
+    curator: Curator | None = None,
+    *,
+    strict: bool = False,
+    workers: int = 0,
+    team: Team | None = None,
+) -> Tensor:
     """Features of every row, in order; beyond a gigabyte memory-mapped from `path`.
 
     Formal guarantee: a row that cannot be read, is of another kind than the others, or makes the backbone raise has
     features that are NaN, so that its unit adds zero to every sum; it keeps its place, and nobody else's features
     depend on it. A backbone that draws random numbers is refused: it draws by position, so that somebody more or less
-    would change the features of all behind, and features that are computed again after a kill would be others.
+    would change the features of all behind, and features that are computed again after a kill would be others. For the
+    same reason a row that cannot be read stops a run that may be resumed (`strict`): it might be readable then.
     """
     rows = _EachRow(records)
     like = likeness(rows, training=False, curator=curator)
-    device = next(backbone.parameters()).device
-    reader = Reader(rows, like, device, curator=curator)
-    _refuse_chance(backbone, to(like, device))
+    where = where_of(backbone)
+    reader = Reader(rows, like, where, strict=strict, curator=curator, workers=workers)
+    _refuse_chance(backbone, to(like, where))
     out: Tensor | None = None
 
     def features(shown: Rows, mute: Tensor | None) -> Tensor:
         found: Tensor = backbone(shown.inputs).cpu()
         return found if mute is None else found.masked_fill(mute.cpu().view(-1, *[1] * (found.dim() - 1)), math.nan)
 
-    with torch.no_grad():
-        for places in to_look_at(rows.sizes, len(rows), rows_that_fit(like)):
-            found = in_place(features, *reader(places, None), curator)
-            if out is None:
-                out = _space((len(rows), *found.shape[1:]), found.dtype, path)
-            out[places] = found
+    look = to_look_at(rows.sizes, len(rows), at_once(team, len(rows), rows_that_fit(like)))
+    portions = (Portion(places, None) for places in (look if team is None else team.mine(look)))
+    late = False
+    try:
+        with torch.no_grad(), reader.ahead(portions) as read:
+            for portion, shown, mute in read:
+                found = in_place(features, shown, mute, curator)
+                if out is None:
+                    out = _space((len(rows), *found.shape[1:]), found.dtype, path)
+                out[portion.units] = found
+    except Later:
+        late = True
+    if late if team is None else any(team.gather([late])):
+        raise Refusal(_LATE)
+    if team is not None and look:
+        shape, dtype = team.share(None if out is None else (out.shape[1:], out.dtype))  # the leader has the first rows
+        out = _space((len(rows), *shape), dtype, path) if out is None else out
+        team.exchange(look, out)
     if out is None:
         raise Refusal("There are no rows to extract features from.")
     return out
 
 
 def _refuse_chance(backbone: Backbone, like: Rows) -> None:
-    """Refuse a backbone that says something else of the same made-up rows with other random numbers."""
+    """Refuse a backbone that says something else of the same synthetic rows with other random numbers."""
     generator = torch.Generator().manual_seed(0)
 
-    def made_up(t: Tensor) -> Tensor:
+    def synthetic(t: Tensor) -> Tensor:
         many = t.expand(4, *t.shape[1:])
         return torch.randn(many.shape, generator=generator).to(t) if t.is_floating_point() else many
 
-    inputs = change(like.inputs, made_up)
+    inputs = change(like.inputs, synthetic)
     with torch.no_grad(), sampling.fresh_randomness():
         first, second = (backbone(change(inputs, Tensor.clone)) for _ in range(2))
     if not torch.equal(first.nan_to_num(), second.nan_to_num()):
@@ -143,9 +181,10 @@ class _EachRow:
     unit, uniforms, most_rows = "row", 0, 1
     scored_by: Literal["row", "unit"] = "row"
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: TensorRecords) -> None:
         self._table = table
         self.sizes: Tensor | None = getattr(table, "row_sizes", None)
+        self.draws = draws(table)
 
     def __len__(self) -> int:
         return len(self._table.labels())

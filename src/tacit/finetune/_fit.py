@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,24 +13,30 @@ import torch
 from torch import Tensor, nn
 
 from tacit._context import PrivacyContext, takes_context
+from tacit._curator import Curator
 from tacit._deprecation import renamed_argument
+from tacit._guard_rails import warn_near_chance
 from tacit._refusals import Refusal, attempt
 from tacit._saving import save_result
-from tacit.data import Records, Rows, Table, unit_ids_of
-from tacit.finetune._account import Account, Promise, cost, open_account, paid_account
+from tacit.data import Records, Rows, TensorRecords, synthetic_rows, unit_ids_of
+from tacit.distributed import team
+from tacit.finetune._account import Promise, assumptions, check_promise, cost, paid_account
 from tacit.finetune._evaluation import Evaluation, Evaluator, check_rows_alone
 from tacit.finetune._features import Layers, Probe
 from tacit.finetune._linear_probe import linear_probe
-from tacit.finetune._loop import Curator, Run, Score
-from tacit.finetune._optimizers import Optimizer
+from tacit.finetune._loop import Run, Score
+from tacit.finetune._optimizers import Optimizer, called
 from tacit.finetune._predictions import rows_that_fit, units_at_once
 from tacit.finetune._queries import GradientQuery
-from tacit.finetune._reading import likeness, to
+from tacit.finetune._ranks import account_for, check_ranks
+from tacit.finetune._reading import likeness, to, try_workers, where_of
 from tacit.finetune._saving import Store
-from tacit.finetune._sources import agree, as_records, prepared
-from tacit.finetune._standardise import Standardise
+from tacit.finetune._sources import agree, as_records, prepared, workers_of
+from tacit.finetune._standardise import RowNorm, Standardise, is_row_normalized
 from tacit.finetune._tasks import Classes, Task, outputs_of
-from tacit.finetune._updates import Updater
+from tacit.finetune._team_run import TeamRun
+from tacit.finetune._updates import KNOWS_NOISE, Updater
+from tacit.finetune._workers import check_workers
 from tacit.gradients import change
 from tacit.models import WeightFormat, head_of
 from tacit.privacy import Budget, Guarantee, Ledger, Neighbours, Receipt, Unit, mechanisms
@@ -37,19 +44,13 @@ from tacit.privacy.events import check_count
 from tacit.progress import shown
 from tacit.recipes import Progress
 
-_UNREADABLE = (
-    "The data cannot be read. Nothing was charged. What went wrong may reveal rows: see curator.error (see "
-    "tacit.refusals)."
-)
-_LABELS = (
-    "Some labels are invalid. Nothing was charged. What is wrong with them may reveal rows: see curator.error (see "
-    "tacit.refusals)."
-)
+_UNREADABLE = "The data cannot be read. Nothing was charged. What went wrong may reveal rows: see curator=."
+LABELS = "Some labels are invalid. Nothing was charged. What is wrong with them may reveal rows: see curator=."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """A fine-tuned model and what may be told about it: every value here is public or was released.
+    """A fine-tuned model and what may be published about it: every value here is public or was released.
 
     Args:
         model: The model that was given to `fit`, trained.
@@ -103,6 +104,11 @@ class Fitted:
                 "A head on the features of all blocks is no layer of the plain model: fine-tune with features='last', "
                 "or save with format='state_dict' and load it into finetune.Probe."
             )
+        if is_row_normalized(self.model) and format != "state_dict":
+            raise ValueError(
+                "A head on rows of one norm is no layer of the plain model: fine-tune without RowNorm, or save with "
+                "format='state_dict'."
+            )
         return save_result(
             folder,
             self.model,
@@ -147,7 +153,7 @@ def fit(
     bias: bool = True,
     init: Literal["pretrained", "scratch"] = "pretrained",
     features: Layers | None = None,
-    standardise: Standardise | None = None,
+    standardise: Standardise | RowNorm | None = None,
     rows_each: int | None = None,
     augment: int | None = None,
     ledger: Ledger | None = None,
@@ -157,6 +163,7 @@ def fit(
     every: int = 100,
     private: str | Path | None = None,
     microbatch: int | None = None,
+    workers: int | None = None,
     seed: int | None = None,
     curator: Curator | None = None,
     progress: Progress | bool = False,
@@ -166,15 +173,15 @@ def fit(
 
     Formal guarantee: unit, that of the data; neighbours as given, where a unit that takes another's place brings an id
     that nobody else has (with somebody's id its rows would join theirs, and two units would change). Each step is one
-    release of a sum to which a unit adds at most the clip (see the optimiser for how steps compose); everything else
+    release of a sum to which a unit adds at most the clip (see the optimizer for how steps compose); everything else
     that the returned model depends on is public or charged on the same ledger. Dropout is off and running statistics
     stay as they are, so that a step depends on its rows, the weights and the key alone.
 
     Args:
         model: Any torch model; it is trained in place.
-        data: (inputs, labels), (inputs, labels, owners), a data set of (input, label) items, or any `data.Records` such
-            as `data.VideoClips`. The privacy unit is what the data group: records state it (`.unit`), a plain row is a
-            "sample".
+        data: (inputs, labels), (inputs, labels, owners), a data set of (input, label) items, a `DataLoader`, a pandas
+            DataFrame, a `datasets.Dataset`, or any `data.Records` such as `data.VideoClips`. The privacy unit is what
+            the data group: records state it (`.unit`), a plain row is a "sample".
         optimizer: `DPSGD`, `DPGD`, `DPFTRL`, `AdpClip`, `AdpAlloc`, `GEP` or `DPZO`: sampling, query, noise and update.
         delta: The failure probability of the guarantee.
         epsilon: What the run may spend; the noise is solved for. `inf` clips and adds no noise: not private.
@@ -184,7 +191,9 @@ def fit(
         scheme: Which parameters are trained (see `models.select`).
         unit: The kind of unit ("patient"). For records it may be left out and must agree with them: to protect a larger
             unit, group the records first (`records.group_by(ids, unit="patient")`).
-        unit_ids: One integer or string per row of tensors or a data set; all rows with the same id are one unit.
+        unit_ids: One integer or string per row of tensors or a data set; all rows with the same id are one unit. The
+            name of a column, for a DataFrame or a `datasets.Dataset`; a function of a file, for a data set that lists
+            its `samples` (ImageFolder).
         size: The public number of units (rounded is fine). Sampling rates and divisors come from it. Under add-remove
             the true number is private, so it is required; elsewhere it is the number of units.
         neighbours: The neighbouring relation.
@@ -196,7 +205,8 @@ def fit(
         init: "scratch" draws all parameters anew: nothing pretrained.
         features: "last" or "all" caches features once and trains the head alone (scheme "linear", which does it by
             itself where it can).
-        standardise: Release the features' mean and scale first, and use them.
+        standardise: What is done to cached features first. `RowNorm`: each row is scaled to one norm, free.
+            `Standardise`: their mean and scale are released, and used.
         rows_each: The most rows of a unit shown in one step.
         augment: The number of augmented views of each row, all of one unit.
         ledger: Where the run is charged; by default one in memory, which does not survive the process.
@@ -207,9 +217,12 @@ def fit(
         every: Steps between checkpoints.
         private: The folder for the run's private files (keys); by default that of the ledger's SQLite file.
         microbatch: The most rows in memory at a time; the result does not depend on it.
+        workers: Processes that read (decode, transform) the rows of the next steps while the model computes; the
+            result does not depend on it. By default those of a `DataLoader`, otherwise none: rows are read in this
+            process, as is best for what lies in memory.
         seed: Reproducible noise and sampling: "seeded: not private".
-        curator: Receives each step's sum, private facts included; its `error`, if it has one, receives errors about
-            unusable rows. No one else does.
+        curator: Called with a `tacit.StepEvent` before each step's noise, and with a `tacit.ErrorEvent` if rows
+            cannot be used.
         progress: True shows a bar with the epsilon spent so far; a function gets the same facts.
         context: A `tacit.PrivacyContext` instead of the arguments that it has: ledger, subject, unit, …
 
@@ -243,12 +256,13 @@ def fit(
     """
     del context  # its arguments are here; see takes_context
     optimizer = renamed_argument("optimiser", optimiser, "optimizer", optimizer, where="finetune.fit")
-    if optimizer is None:
-        raise TypeError("finetune.fit needs optimizer=, such as finetune.DPSGD(batch_size=…, steps=…).")
+    optimizer = called(optimizer)
     unit = renamed_argument("units", units, "unit", unit, where="finetune.fit")
     named, relation = None if unit is None else Unit(unit), Neighbours(neighbours)
+    rows = standardise if isinstance(standardise, RowNorm) else None
+    paid = standardise.paid if isinstance(standardise, RowNorm) else standardise
     if receipt is not None:
-        if not (epsilon is None and ledger is None and subject is None and checkpoint is None and standardise is None):
+        if not (epsilon is None and ledger is None and subject is None and checkpoint is None and paid is None):
             raise ValueError(
                 "A run on a receipt is paid for: leave epsilon, ledger, subject, checkpoint and standardise out."
             )
@@ -258,20 +272,26 @@ def fit(
             raise ValueError(f"This receipt is for a {receipt.unit}, not for a {named}: leave unit= out.")
         named, relation = receipt.unit, receipt.neighbours
     elif epsilon is None:
-        raise ValueError("Say epsilon=, what this run may spend, or receipt=, what paid for it.")
+        raise ValueError("Give epsilon=, what this run may spend, or receipt=, what paid for it.")
+    ranks = team()
+    if ranks is not None and optimizer.update.rule in KNOWS_NOISE:
+        raise ValueError(f"The rule {optimizer.update.rule!r} is for runs of one process.")
+    if ranks is not None and (receipt is not None or standardise is not None or workers):
+        raise ValueError("A run over several ranks takes no receipt=, standardise= or workers=: leave them out.")
     for value, what in ((every, "every"), (microbatch, "microbatch"), (size, "size")):
         if value is not None:
             check_count(value, what)
-    read = partial(as_records, data, named, unit_ids=unit_ids, rows_each=rows_each, augment=augment)
+    workers = 0 if ranks is not None else check_workers(workers_of(data) if workers is None else workers)
+    read = partial(as_records, data, named, unit_ids=unit_ids, rows_each=rows_each, augment=augment, model=model)
     records = attempt(read, sentence=_UNREADABLE, curator=curator)
     whom, ids = agree(records, named), unit_ids_of(records)
     optimizer.check(relation, resumable=checkpoint is not None, named=ids is not None)
     if size is None and relation is Neighbours.ADD_REMOVE:
         raise ValueError(
-            "Say size=, the public number of units, rounded if you like: under add-remove the true number is private, "
+            "Give size=, the public number of units, rounded if you like: under add-remove the true number is private, "
             "and sampling rates and divisors must not depend on it."
         )
-    if standardise is not None and checkpoint is not None:
+    if paid is not None and checkpoint is not None:
         raise ValueError("A run with standardise cannot be resumed: leave checkpoint= out.")
     if ledger is None and checkpoint is not None:
         raise ValueError("A run can be resumed only if its ledger is a file: give ledger=.")
@@ -279,7 +299,7 @@ def fit(
     check_labels(task, records, curator)
     held_out = None
     if evaluate is not None:
-        read = partial(as_records, evaluate.data, whom, public=evaluate.public)
+        read = partial(as_records, evaluate.data, whom, public=evaluate.public, model=model)
         held_out = attempt(read, sentence=_UNREADABLE, curator=curator)
         check_labels(task, held_out, curator)
         if not evaluate.public:
@@ -291,45 +311,69 @@ def fit(
     stops = evaluate is not None and evaluate.patience is not None
     budget = cost(receipt, delta) if receipt is not None else Budget(epsilon or 0.0, delta)
     promise = Promise(budget=budget, unit=whom, neighbours=relation, size=people, stops=stops)
+    if receipt is None:
+        check_promise(optimizer, promise)
     model = prepared(model, task.outputs, scheme=scheme, head=head, bias=bias, init=init, seed=seed or 0)
     kind = next(model.parameters()).device.type
     settings = repr((optimizer, promise, scheme, task, features, seed, microbatch, evaluate, kind))
+    settings += "" if rows is None else repr(rows)
     store = None if checkpoint is None or ledger is None else Store(checkpoint, ledger, private)
     if store is not None and " at 0x" in settings:
         raise ValueError(
             "A run is resumed by what its parts print: give your own task or parts a repr of their values."
         )
     with linear_probe(
-        model, records, held_out, scheme=scheme, layers=features, wanted=standardise is not None, curator=curator
+        model,
+        records,
+        held_out,
+        scheme=scheme,
+        layers=features,
+        wanted=standardise is not None,
+        curator=curator,
+        strict=store is not None,
+        workers=workers,
+        team=ranks,
     ) as ready:
+        if ready.records is not records:
+            workers = 0  # features lie in memory
+        if rows is not None and paid is None:
+            ready.standardised(rows.normalizer())
         expected = optimizer.sampler.expected(promise.size)
         query = optimizer.query.open(ready.body, loss_of(task), expected=expected, microbatch=microbatch)
         like = dry_run(ready.body, ready.records, query, curator)
-        if (device := next(ready.body.parameters()).device).type != "cpu":  # there the engine bounds what it keeps
-            rehearse(query, like, min(rows_that_fit(like), units_at_once(expected) * ready.records.most_rows), device)
+        try_workers(ready.records, like, workers, curator)
+        rehearse_portion(query, like, expected, ready.records, ready.body)
         if ready.held_out is not None:
             dry_run(ready.body, ready.held_out, curator=curator)
-        others = [] if standardise is None else [standardise.event]
+            if evaluate is not None and evaluate.public and head == "keep" and receipt is None:
+                warn_if_blind(Evaluator(evaluate, ready.held_out, task, curator, workers)(ready.body), ready.held_out)
+        if ranks is not None:
+            check_ranks(ranks, ready.body, query, f"{settings} {len(records)}")
+        others = [] if paid is None else [paid.event if rows is None else paid.mean_event]
+        leads = ranks is None or ranks.leads
         if receipt is not None:
             account = paid_account(optimizer, promise, receipt)
         else:
-            account = open_account(optimizer, promise, ledger, subject, others=others, seed=seed)
-        optimizer.check_split(query, account.scale)
-        mechanisms.check(query.zero_sum(), account.event, noise=query.split(account.scale))
-        if standardise is not None:
-            table = cast(Table, ready.records)
-            ready.standardised(standardise.release(table, promise.size, account.ledger, account.subject, seed))
+            account = account_for(ranks, optimizer, promise, ledger, subject, others=others, seed=seed)
+        if leads:
+            optimizer.check_split(query, account.scale)
+            mechanisms.check(query.zero_sum(), account.event, noise=query.split(account.scale))
+        if paid is not None:
+            of_whom = (cast(TensorRecords, ready.records), promise.size, account.ledger, account.subject, seed)
+            ready.standardised(paid.release(*of_whom) if rows is None else rows.normalizer(paid.release_mean(*of_whom)))
         trained = {name: p for name, p in ready.body.named_parameters() if p.requires_grad}
+        noise = account.scale * math.hypot(*query.zero_sum().bounds.values()) / expected  # of each number of a mean
         evaluator = None
         if evaluate is not None and ready.held_out is not None:
-            evaluator = Evaluator(evaluate, ready.held_out, task, curator)
-        run = Run(
+            evaluator = Evaluator(evaluate, ready.held_out, task, curator, workers)
+        kind_of_run = Run if ranks is None else partial(TeamRun, team=ranks)
+        run = kind_of_run(
             model=ready.body,
             records=ready.records,
             optimizer=optimizer.over(ids),
             account=account,
             query=query,
-            updater=Updater(optimizer.update, trained, optimizer.steps),
+            updater=Updater(optimizer.update, trained, optimizer.steps, noise=noise),
             measure=task.measure,
             evaluator=evaluator,
             store=store,
@@ -338,23 +382,38 @@ def fit(
             curator=curator,
             like=like,
             expected=expected,
+            workers=workers,
         )
         run.begin(settings=settings, data=records, whole=ready.model)
-        with shown(progress) as run.progress:
+        with shown(progress if leads else False) as run.progress:
             done = run.train()
+        public = evaluate is not None and evaluate.public and receipt is None
+        if public and run.history and ready.held_out is not None:
+            warn_if_blind(run.history[-1].scores, ready.held_out, "after training")
         model = ready.finish()
+    facts: dict[str, Any] | None = None
+    if leads:
+        facts = {
+            "guarantee": account.guarantee,
+            "noise_multiplier": run.account.scale,
+            "steps": done,
+            "history": run.history,
+            "receipt": run.receipt.id,
+            "assumptions": assumptions(account, promise, named=ids is not None),
+        }
     return Fitted(
         model=model,
-        guarantee=account.guarantee,
         scheme=scheme,
         trained=sum(p.numel() for p in trained.values()),
-        noise_multiplier=run.account.scale,
-        steps=done,
-        history=run.history,
-        receipt=run.receipt.id,
-        assumptions=_assumptions(account, promise, named=ids is not None),
-        ledger=None if receipt is not None else account.ledger,
+        ledger=None if receipt is not None or not leads else account.ledger,
+        **(facts if ranks is None else ranks.share(facts)),  # type: ignore[arg-type]
     )
+
+
+def warn_if_blind(scores: dict[str, float], held_out: Records, when: str = "before training") -> None:
+    """Say that a model is no better than a guess on public data: something does not fit."""
+    if "accuracy" in scores and held_out.scored_by == "row":
+        warn_near_chance(scores["accuracy"], held_out.labels(), when, stacklevel=5)
 
 
 def loss_of(task: Task) -> Any:
@@ -375,21 +434,22 @@ def _task(task: Task | None, classes: int | None, model: nn.Module) -> Task:
     return task
 
 
-def check_labels(task: Task, records: Records, curator: object = None) -> None:
+def check_labels(task: Task, records: Records, curator: Curator | None = None) -> None:
     """Refuse labels that cannot be, in a sentence that tells none of them."""
-    attempt(lambda: task.check(records.labels()), sentence=_LABELS, curator=curator)
+    attempt(lambda: task.check(records.labels()), sentence=LABELS, curator=curator)
 
 
-def dry_run(body: nn.Module, records: Records, query: GradientQuery | None = None, curator: object = None) -> Rows:
-    """Does the model take such rows, and does every rule hold? On blank or made-up ones, before anything is charged.
+def dry_run(
+    body: nn.Module, records: Records, query: GradientQuery | None = None, curator: Curator | None = None
+) -> Rows:
+    """Does the model take such rows, and does every rule hold? On blank or synthetic ones, before anything is charged.
 
     Returns a blank row: what rows look like (see `reading`).
     """
     like = likeness(records, training=query is not None, curator=curator)
-    made_up = getattr(records, "made_up", None)
-    inputs, labels, _ = made_up() if made_up is not None else like
-    device = next(body.parameters()).device
-    inputs, labels = to(inputs, device), labels.to(device)
+    inputs, labels, _ = synthetic_rows(records) or like
+    where = where_of(body)
+    inputs, labels = to(inputs, where), labels.to(where.device)
     try:
         with torch.no_grad():
             outputs_of(body, inputs)
@@ -403,23 +463,14 @@ def dry_run(body: nn.Module, records: Records, query: GradientQuery | None = Non
     return like
 
 
-def rehearse(query: GradientQuery, like: Rows, rows: int, device: torch.device) -> None:
+def rehearse_portion(query: GradientQuery, like: Rows, expected: float, records: Records, model: nn.Module) -> None:
+    """`rehearse` the largest portion, but on a CPU, where the engine bounds what it keeps."""
+    if where_of(model).device.type != "cpu":
+        rehearse(query, like, min(rows_that_fit(like), units_at_once(expected) * records.most_rows), model)
+
+
+def rehearse(query: GradientQuery, like: Rows, rows: int, model: nn.Module) -> None:
     """Ask for as many blank rows as a portion may ever have: memory that does not suffice shows before the charge."""
     whole = change((like.inputs, like.labels), lambda t: t[:1].expand(rows, *t.shape[1:]).contiguous())
-    inputs, labels = to(whole, device)
-    query.sum(Rows(inputs, labels, torch.arange(rows, device=device)))
-
-
-def _assumptions(account: Account, promise: Promise, *, named: bool) -> list[str]:
-    said = [f"one {promise.unit} per person: somebody with several has a guarantee for a group of that size"]
-    if promise.neighbours is Neighbours.ADD_REMOVE:
-        said.append(f"the declared size {promise.size:,} is public and was not computed from the exact number")
-    if named and promise.neighbours is Neighbours.REPLACE_ONE:
-        said.append(f"a {promise.unit} that takes another's place brings an id that nobody else has")
-    if not account.durable:
-        said.append("the ledger is in memory (not durable): it stops no second run on the same people")
-    if account.seed is not None:
-        said.append("seeded: not private")
-    if not promise.budget.private:
-        said.append("epsilon = inf: clipped, without noise; not private")
-    return said
+    inputs, labels = whole
+    query.sum(to(Rows(inputs, labels, torch.arange(rows)), where_of(model)))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from tacit.data import Records, Table
-from tacit.finetune._features import Backbone, Layers, Probe, cached, is_linear
-from tacit.finetune._reading import likeness, to
-from tacit.finetune._standardise import Statistics
+from tacit._curator import Curator
+from tacit.data import Records, TensorRecords
+from tacit.distributed import Team
+from tacit.finetune._features import Backbone, Layers, Probe, cached, extract, is_linear
+from tacit.finetune._reading import likeness, to, where_of
+from tacit.finetune._sources import as_records
+from tacit.finetune._standardise import RowNormalizer, Statistics
 from tacit.models import head_of
 
 
@@ -24,19 +28,20 @@ class LinearProbe:
     body: nn.Module
     records: Records
     held_out: Records | None
-    statistics: Statistics | None = None
+    statistics: Statistics | RowNormalizer | None = None
 
-    def standardised(self, statistics: Statistics) -> None:
-        """Go on with features from which a released centre and scale were taken."""
+    def standardised(self, statistics: Statistics | RowNormalizer) -> None:
+        """Go on with features from which a centre was taken and that were scaled."""
         self.statistics = statistics
         self.records = _changed(self.records, statistics)
         self.held_out = None if self.held_out is None else _changed(self.held_out, statistics)
 
     def finish(self) -> nn.Module:
         """The whole model, as it takes rows."""
+        model = self.model
         if self.statistics is not None:
-            self.statistics.fold(head_of(self.body)[1])
-        return self.model.eval()
+            model = self.statistics.before_head(model, head_of(self.body)[1])
+        return model.eval()
 
 
 @contextmanager
@@ -48,34 +53,44 @@ def linear_probe(
     scheme: str,
     layers: Layers | None,
     wanted: bool = False,
-    curator: object = None,
+    curator: Curator | None = None,
+    strict: bool = False,
+    workers: int = 0,
+    team: Team | None = None,
 ) -> Iterator[LinearProbe]:
-    """The head on features where that is the same as the whole model, or `wanted`; otherwise all of it."""
+    """The head on features where that is the same as the whole model, or `wanted`; otherwise all of it.
+
+    `strict`: rows that cannot be read are refused; see `extract`. Of several ranks each computes a part.
+    """
     wanted = wanted or layers is not None
-    tabled = isinstance(records, Table) and (held_out is None or isinstance(held_out, Table))
-    possible = scheme == "linear" and tabled and not getattr(records, "augmented", False)
+    table = _table(records, training=True) if scheme == "linear" else None
+    tried = None if table is None or held_out is None else _table(held_out, training=False)
+    possible = table is not None and (held_out is None or tried is not None)
     if wanted and not possible:
-        raise ValueError("Cached features are for scheme='linear' on tensors or data sets that are not augmented.")
+        raise ValueError(
+            "Cached features are for scheme='linear' on tensors, data sets or videos that are not augmented."
+        )
     if not possible or (layers != "all" and not is_linear(model, blank_row(model, records, curator))):
         if wanted:
             raise ValueError("This model is more than a head on features of one vector per row: leave features= out.")
         yield LinearProbe(model=model, body=model, records=records, held_out=held_out)
         return
     with ExitStack() as stack:
-        yield _on_features(stack, model, records, held_out, layers or "last", curator)
+        keep = partial(cached, curator=curator, strict=strict, workers=workers, team=team)
+        yield _on_features(stack, model, table, tried, layers or "last", keep)
 
 
 def _on_features(
     stack: ExitStack,
     model: nn.Module,
-    records: Any,
-    held_out: Records | None,
+    records: TensorRecords | None,
+    held_out: TensorRecords | None,
     layers: Layers,
-    curator: object,
+    keep: Callable[[Backbone, TensorRecords], AbstractContextManager[TensorRecords]],
 ) -> LinearProbe:
     backbone = Backbone(model, layers)
-    each = [one for one in (records, held_out) if isinstance(one, Table)]
-    tables = [stack.enter_context(cached(backbone, one, curator)) for one in each]
+    each = [one for one in (records, held_out) if one is not None]
+    tables = [stack.enter_context(keep(backbone, one)) for one in each]
     head = head_of(model)[1]
     if layers == "all":
         old = head
@@ -86,12 +101,42 @@ def _on_features(
     return LinearProbe(model=model, body=head, records=tables[0], held_out=tables[1] if len(tables) > 1 else None)
 
 
-def _changed(records: Any, statistics: Statistics) -> Table:
-    changed: Table = records.with_inputs(statistics.apply(records.inputs))
+def _table(records: Records, *, training: bool) -> TensorRecords | None:
+    """Rows of which each has features of its own: those of a table, or the clips of videos; None: there are none."""
+    if getattr(records, "augmented", False):
+        return None
+    if isinstance(records, TensorRecords):
+        return records
+    as_table = getattr(records, "as_table", None)
+    return None if as_table is None else as_table(training=training)
+
+
+def _changed(records: Any, statistics: Statistics | RowNormalizer) -> TensorRecords:
+    changed: TensorRecords = records.with_inputs(statistics.apply_to(records.inputs))
     return changed
 
 
-def blank_row(model: nn.Module, records: Records, curator: object = None) -> Any:
+def blank_row(model: nn.Module, records: Records, curator: Curator | None = None) -> Any:
     """A blank row: the values of a real one decide nothing."""
     row = likeness(records, training=False, curator=curator).inputs
-    return to(row, next(model.parameters()).device)
+    return to(row, where_of(model))
+
+
+def public_centre(model: nn.Module, data: Any, *, layers: Layers = "last") -> Tensor:
+    """The mean feature of public rows: a centre for `RowNorm`, free because nobody in it needs protection.
+
+    Args:
+        model: The model whose head will be trained.
+        data: Public rows, as in `fit`: other images or texts of the kind that the private ones are.
+        layers: As `features` in `fit`.
+
+    Returns:
+        One vector, as long as the features of a row.
+
+    Raises:
+        ValueError: Rows that have no features of their own.
+    """
+    table = _table(as_records(data, public=True, model=model), training=False)
+    if table is None:
+        raise ValueError("A centre is of tensors, data sets or videos that are not augmented.")
+    return extract(Backbone(model.eval(), layers), table).double().nanmean(0).float()

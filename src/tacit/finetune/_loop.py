@@ -1,18 +1,20 @@
-"""The loop: draw, ask, add noise, update; once for every optimiser, scheme and kind of data."""
+"""The loop: draw, ask, add noise, update; once for every optimizer, scheme and kind of data."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from tacit import _checkpoints as checkpoints
+from tacit._curator import Curator, StepEvent
 from tacit._refusals import attempt
 from tacit.data import Records, Rows
 from tacit.finetune._account import Account, Meter
@@ -20,17 +22,16 @@ from tacit.finetune._evaluation import Evaluator
 from tacit.finetune._optimizers import Optimizer
 from tacit.finetune._predictions import portions, rows_that_fit, units_at_once
 from tacit.finetune._queries import GradientQuery
-from tacit.finetune._reading import Reader, kind_of
+from tacit.finetune._reading import Portion, Reader, draws, kind_of, where_of
 from tacit.finetune._saving import Store
-from tacit.finetune._updates import Updater
+from tacit.finetune._updates import Updates
 from tacit.privacy import BoundedSum, Receipt, check_used, leases, sampling
 from tacit.recipes import Progress
 
-Curator = Callable[[int, BoundedSum], None]  # with an attribute `error`, it is told of problems: tacit.refusals
 _UNREADABLE = (
     "Some rows cannot be read, or not together with others: with checkpoint= every row must be readable before the "
     "charge, so that steps can be replayed. Nothing was charged or released. Details may reveal rows: see "
-    "curator.error."
+    "curator=."
 )
 
 
@@ -51,12 +52,13 @@ class Score:
 class Run:
     """Everything that one run needs; `history` is public."""
 
+    sharded: ClassVar[bool] = False  # whether every rank holds a part of the model only
     model: nn.Module
     records: Records
     optimizer: Optimizer
     account: Account
     query: GradientQuery
-    updater: Updater
+    updater: Updates
     measure: str
     evaluator: Evaluator | None = None
     store: Store | None = None
@@ -67,12 +69,16 @@ class Run:
     like: Rows  # a blank row, as agreed on before the charge
     expected: float  # the public number of units in a step
     rows_at_once: int | None = None
+    workers: int = 0
     history: list[Score] = field(default_factory=list)
     receipt: Receipt = field(init=False)
-    _start: int = 0
+    done: int = 0  # steps made, those before a resumption included
+    _leased: int | None = None  # the step up to which this process may release; None: it has no lease yet
     _made: int = 0  # steps that may have been released by an earlier process
     _finished: bool = False
     _fingerprint: str = ""
+    _reading: ExitStack = field(default_factory=ExitStack)
+    _ahead: Iterator[tuple[Portion, Rows, Tensor | None]] | None = None  # None: rows are read when they are needed
 
     def begin(self, *, settings: str, data: Records, whole: nn.Module) -> None:
         """Charge; or, if a checkpoint or a key of this very run is there, take it up.
@@ -93,14 +99,14 @@ class Run:
         elif self.store.kept is not None:
             self._resume(self.store, data, None if loaded is not None else start)
         elif loaded is None:
-            told = self._told(data)  # first, for it takes long, and a kill after the charge loses the charge
+            content = self._content(data)  # first, for it takes long, and a kill after the charge loses the charge
             self._charge()
             evaluation = (
                 self.evaluator.receipt.id if self.evaluator is not None and self.evaluator.receipt is not None else None
             )
             self.store.begin(
                 self.receipt,
-                data=told,
+                data=content,
                 run=self._fingerprint,
                 start=start,
                 scale=self.account.scale,
@@ -111,7 +117,13 @@ class Run:
             raise ValueError(f"The key of the run in {self.store.path} is gone, so its steps cannot be replayed.")
 
     def train(self) -> int:
-        """The steps that are left; returns how many were made when the run ended.
+        """The steps that are left; returns how many were made when the run ended. See `step` for the guarantee."""
+        if not self._finished:
+            self._steps()
+        return self.end()
+
+    def step(self) -> None:
+        """The next step: its units drawn, their bounded sum released, an update made of that.
 
         Formal guarantee: step t is one release on the charged receipt, of the sum over the units that the receipt's
         own sampler drew, empty or not. Nothing else that depends on the rows leaves: an error in the middle of a step
@@ -127,15 +139,65 @@ class Run:
         float64 ones; none where the library computes rows alike at every place. The number of rows that the largest
         unit has decides how portions are cut: declare it (`rows_each`) where it may be odd.
         """
-        if self._finished:
-            self._close(self._start)
-            return self._start
-        done = self._steps()
-        check_used(self.receipt)
-        self.updater.apply_averaged_weights()
-        self._save(done, finished=True)
-        self._close(done)
-        return done
+        step, steps = self.done, self.optimizer.steps
+        if self.store is not None and (self._leased is None or step == self._leased):
+            self._leased = leases.extend(self.account.ledger, self.receipt, self.every)
+        if self.workers and self._ahead is None:
+            self._ahead = self._reading.enter_context(self._reader.ahead(self._upcoming()))
+        try:
+            with sampling.randomness(self.receipt):
+                total = self._ask(step)
+        except BaseException:  # the same step may come again, and its rows from the first portion on
+            self._stop_reading()
+            raise
+        if self.curator is not None:
+            self.curator(StepEvent("finetune", step, total))
+        noise = self.query.split(self.optimizer.noise.multiplier(self.account.scale, step, steps))
+        self.updater.step(self.query.gradient(self._released(total, noise)), step)
+        self.done = step + 1
+        if self.progress is not None:
+            budget = self.account.promise.budget.epsilon
+            self.progress(self.optimizer.name, self.done, steps, spent=(self._meter(self.done), budget))
+
+    def save(self) -> None:
+        """Write a checkpoint of the steps made so far, if this run keeps any."""
+        self._save(self.done, finished=False)
+
+    @property
+    def save_is_due(self) -> bool:
+        """Whether the steps made so far should be kept."""
+        return self.store is not None and (self.done == self.optimizer.steps or self.done % self.every == 0)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process has the receipt."""
+        return True
+
+    @property
+    def receipt_id(self) -> str:
+        """Of the receipt that pays."""
+        return self.receipt.id
+
+    @property
+    def begun(self) -> bool:
+        """Whether any step was released."""
+        return self.receipt.used > 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended, here or in an earlier process."""
+        return self._finished
+
+    def end(self) -> int:
+        """End the run: the last weights are kept, unused steps returned and the key destroyed. Returns steps made."""
+        if not self._finished:
+            check_used(self.receipt)
+            self.updater.apply_averaged_weights()
+            self._save(self.done, finished=True)
+            self._finished = True
+        self._stop_reading()
+        self._close(self.done)
+        return self.done
 
     def _charge(self) -> None:
         promise = self.account.promise
@@ -155,7 +217,7 @@ class Run:
 
     def _resume(self, store: Store, data: Records, start: str | None) -> None:
         self.receipt, self._made = store.resume(
-            data=self._told(data), run=self._fingerprint, start=start, used=self._start
+            data=self._content(data), run=self._fingerprint, start=start, used=self.done
         )
         if store.kept is None:
             return
@@ -168,40 +230,48 @@ class Run:
         ):
             self.evaluator.resume(self.account.ledger, evaluation)
 
-    def _told(self, data: Records) -> str:
-        return attempt(data.fingerprint, sentence=_UNREADABLE, curator=self.curator)
+    def _content(self, data: Records) -> str:
+        """The data's fingerprint; what their transforms draw is drawn alike each time, or nothing could be resumed."""
+        with sampling.reading_randomness("0" * 64) if draws(data) else nullcontext():
+            return attempt(data.fingerprint, sentence=_UNREADABLE, curator=self.curator)
 
     def _wind_up(self, store: Store, data: Records) -> None:
         """A finished run: nothing is left to do but what a kill at the very end has left, to settle."""
         if store.kept is not None and not leases.settled(self.account.ledger, self.receipt.id):
             self._resume(store, data, None)
 
-    def _steps(self) -> int:
-        steps = self.optimizer.steps
-        release = self.optimizer.noise.releases(self.receipt)
-        meter = Meter(self.optimizer, self.account)
-        leased = self._start
-        if self._stopped():  # killed between that decision and the end
-            return self._start
-        for step in range(self._start, steps):
-            if self.store is not None and step == leased:
-                leased = leases.extend(self.account.ledger, self.receipt, self.every)
-            with sampling.randomness(self.receipt):
-                total = self._ask(step)
-            if self.curator is not None:
-                self.curator(step, total)
-            noise = self.query.split(self.optimizer.noise.multiplier(self.account.scale, step, steps))
-            self.updater.step(self.query.gradient(release(total, noise)), step)
-            done = step + 1
-            if self.progress is not None:
-                budget = self.account.promise.budget.epsilon
-                self.progress(self.optimizer.name, done, steps, spent=(meter(done), budget))
-            stop = self._evaluate(done)
-            if self.store is not None and (done == steps or done % self.every == 0 or stop):
-                self._save(done, finished=False)
-            if stop:
-                return done
-        return steps
+    def _steps(self) -> None:
+        stop = self._stopped()  # killed between that decision and the end
+        try:
+            while not stop and self.done < self.optimizer.steps:
+                self.step()
+                stop = self._evaluate(self.done)
+                if stop or self.save_is_due:
+                    self.save()
+        finally:
+            self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        """End the worker processes; the next step starts new ones."""
+        self._ahead = None
+        self._reading.close()
+
+    def _released(self, total: BoundedSum, noise: Any) -> dict[str, Tensor]:
+        """The sum of a step with its noise."""
+        return self._release(total, noise)  # type: ignore[no-any-return]
+
+    @property
+    def _units_at_once(self) -> int:
+        """The most units in a portion."""
+        return units_at_once(self.expected)
+
+    @cached_property
+    def _release(self) -> Callable[..., Any]:
+        return self.optimizer.noise.releases(self.receipt)
+
+    @cached_property
+    def _meter(self) -> Meter:
+        return Meter(self.optimizer, self.account)
 
     def _close(self, done: int) -> None:
         """Return what was not used, and destroy the key."""
@@ -219,38 +289,66 @@ class Run:
         self.updater.load(tensors, facts["updater"])
         self.query.load({k.removeprefix("asker."): v for k, v in tensors.items() if k.startswith("asker.")})
         self.history = [Score(step=step, scores=scores) for step, scores in facts["history"]]
-        self._start = int(facts["step"])
+        self.done = int(facts["step"])
         self._finished = bool(facts["finished"])
         self.receipt = self.account.ledger.receipt(facts["receipt"])
 
     def _ask(self, step: int) -> BoundedSum:
         """The sum over the units of the next step, in portions that fit into memory.
 
-        Formal guarantee: see `train`. A unit whose rows cannot be read, are of another kind than was agreed on before
+        Formal guarantee: see `step`. A unit whose rows cannot be read, are of another kind than was agreed on before
         the charge, or make model or loss raise adds exactly zero in its place (`reading`, `gradients.Engine`).
         """
-        chosen = self.optimizer.sampler.draw(self.receipt, step, len(self.records))
-        drawn_uniforms = (
-            sampling.uniforms(self.receipt, len(chosen), self.records.uniforms) if self.records.uniforms else None
-        )
         total: Any = self.query.zero_sum()
-        for part in self._portions(chosen):
-            uniforms = torch.empty(len(part), 0) if drawn_uniforms is None else drawn_uniforms[part]
-            found = self.query.sum(*self._reader(chosen[part], uniforms))
-            total = total + found
+        for portion in self._portions(step):
+            total = total + self.query.sum(*self._rows(portion))
         return total  # type: ignore[no-any-return]
 
-    def _portions(self, chosen: Tensor) -> list[Tensor]:
+    def _rows(self, portion: Portion) -> tuple[Rows, Tensor | None]:
+        """The rows of a portion: read now, or by a worker, ahead of time."""
+        if self._ahead is None:
+            return self._reader(portion)
+        read, rows, mute = next(self._ahead)
+        if not (torch.equal(read.units, portion.units) and read.key == portion.key):
+            raise RuntimeError("Rows were read ahead of another draw than this step's: nothing of it was released.")
+        return rows, mute
+
+    def _upcoming(self) -> Iterator[Portion]:
+        """All portions of the steps that are left, drawn ahead of the releases that they are for."""
+        for step in range(self.done, self.optimizer.steps):
+            yield from self._portions(step, ahead=True)
+
+    def _portions(self, step: int, *, ahead: bool = False) -> list[Portion]:
+        """Who takes part in a step, in portions that fit into memory."""
+        later = step - self.done if ahead else 0
+        chosen = self.optimizer.sampler.draw(self.receipt, step, len(self.records), ahead=later)
         if not len(chosen):
             return []
+        each = self.records.uniforms
+        drawn_uniforms = sampling.uniforms(self.receipt, len(chosen), each, ahead=later) if each else None
         rows = self.rows_at_once or rows_that_fit(self.like)
-        return portions(self.records, chosen, rows, units_at_once(self.expected))
+        parts = portions(self.records, chosen, rows, self._units_at_once)
+        keyed = draws(self.records)
+        return [
+            Portion(
+                chosen[part],
+                torch.empty(len(part), 0) if drawn_uniforms is None else drawn_uniforms[part],
+                sampling.reading_key(self.receipt, number, ahead=later) if keyed else None,
+            )
+            for number, part in enumerate(parts)
+        ]
 
     @cached_property
     def _reader(self) -> Reader:
         """If steps may be replayed, all rows were read before the charge, and one that cannot be read now stops it."""
-        device = next(self.model.parameters()).device
-        return Reader(self.records, self.like, device, strict=self.store is not None, curator=self.curator)
+        return Reader(
+            self.records,
+            self.like,
+            where_of(self.model),
+            strict=self.store is not None,
+            curator=self.curator,
+            workers=self.workers,
+        )
 
     def _evaluate(self, done: int) -> bool:
         """Evaluate if it is time to; whether to stop because it got no better."""
@@ -264,11 +362,11 @@ class Run:
     def _stopped(self) -> bool:
         """Whether the evaluations so far say to stop; one without a score says nothing."""
         patience = None if self.evaluator is None else self.evaluator.evaluation.patience
-        told = [score.scores.get(self.measure, math.nan) for score in self.history]
-        told = [value for value in told if not math.isnan(value)]
-        if patience is None or not told:
+        scores = [score.scores.get(self.measure, math.nan) for score in self.history]
+        scores = [value for value in scores if not math.isnan(value)]
+        if patience is None or not scores:
             return False
-        return len(told) - 1 - told.index(max(told)) >= patience
+        return len(scores) - 1 - scores.index(max(scores)) >= patience
 
     def _save(self, done: int, *, finished: bool) -> None:
         if self.store is None:

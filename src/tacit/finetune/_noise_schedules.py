@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from tacit.finetune._sampling import Sampler
+from tacit.finetune._sampling import CyclicPoisson, Sampler
 from tacit.privacy import BoundedSum, Receipt, events, mechanisms
 from tacit.privacy.events import DpEvent, check_count
 from tacit.privacy.mechanisms import Released
 
 Release = Callable[[BoundedSum, Mapping[str, float] | None], Released]
 Shape = Literal["exponential", "time", "step", "polynomial"]
-_LEVELS = {"exponential": 16, "time": 16, "step": 5, "polynomial": 16}  # different noises in a run, if nobody says
+_LEVELS = {"exponential": 16, "time": 16, "step": 5, "polynomial": 16}  # different noises in a run, by default
 
 
 class Noise(Protocol):
@@ -134,3 +134,28 @@ class Correlated:
     def releases(self, receipt: Receipt) -> Release:
         stream = mechanisms.GaussianStream(receipt)
         return lambda total, noise: stream.release(total, noise=noise)
+
+
+@dataclass(frozen=True)
+class Banded(Correlated):
+    """Banded noise for units that are drawn from one of as many groups after the other (`CyclicPoisson`).
+
+    Formal guarantee: ceil(steps / bands) Poisson-subsampled Gaussian releases, composed by PLD; see
+    `privacy.events.CyclicPoissonDpEvent`.
+
+    Args:
+        strategy: "toeplitz" (optimised bands) or "banded" (the square root, cut off).
+    """
+
+    strategy: str = "toeplitz"
+
+    def __post_init__(self) -> None:
+        if self.strategy not in ("toeplitz", "banded"):
+            raise ValueError(f"Cyclic sampling goes with banded noise: 'toeplitz' or 'banded', not {self.strategy!r}.")
+
+    def event(self, scale: float, *, sampler: Sampler, size: int, steps: int) -> DpEvent:
+        if not isinstance(sampler, CyclicPoisson):
+            raise ValueError("Banded noise with cyclic sampling needs the sampler CyclicPoisson.")
+        return events.cyclic_poisson(
+            scale, steps, strategy=self.strategy, bands=sampler.bands, sample_rate=sampler.rate(size)
+        )

@@ -1,29 +1,57 @@
-"""Private optimisers, each put together from four parts: who takes part, what is asked, how much noise, what follows.
+"""Private optimizers, each put together from four parts: who takes part, what is asked, how much noise, what follows.
 
-A new optimiser is a new part, never a new loop.
+A new optimizer is a new part, never a new loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from tacit._deprecation import renamed_argument
 from tacit.finetune._adaptive import QuantileClip
-from tacit.finetune._noise_schedules import ConstantNoise, Correlated, Decaying, Noise, Shape
+from tacit.finetune._noise_schedules import Banded, ConstantNoise, Correlated, Decaying, Noise, Shape
 from tacit.finetune._queries import ClippedGradient, GradientQuery, Query
-from tacit.finetune._sampling import Everyone, Passes, Poisson, Sampler
+from tacit.finetune._sampling import CyclicPoisson, Everyone, Passes, Poisson, Sampler
 from tacit.finetune._sources import as_records
 from tacit.finetune._subspace import Embedding
-from tacit.finetune._updates import Options, Update
+from tacit.finetune._updates import KNOWS_NOISE, Options, Update
 from tacit.finetune._zeroth_order import ZerothOrderQuery
 from tacit.gradients import Policy
 from tacit.privacy import Neighbours, released
 from tacit.privacy.correlated import banded, buffered, running_sum_rms
 from tacit.privacy.events import DpEvent, check_count, leaves, same
 
+_PLACED = (Passes, CyclicPoisson)  # samplers for which it matters who a unit is
 _BANDS = 16  # as many buffers, less one, each as large as the trained parameters
+
+
+def called(optimizer: object, where: str = "finetune.fit") -> Optimizer:
+    """The optimizer; refused if it is a function that makes one, or one of torch's.
+
+    Args:
+        optimizer: What somebody gave as optimizer=.
+        where: To whom.
+
+    Returns:
+        The same.
+
+    Raises:
+        TypeError: It is no optimizer of tacit's.
+    """
+    if isinstance(optimizer, Optimizer):
+        return optimizer
+    example = f"{where} needs optimizer=, such as finetune.DPSGD(batch_size=…, steps=…)"
+    if optimizer is None:
+        raise TypeError(f"{example}.")
+    own = getattr(optimizer, "__name__", "")
+    if callable(optimizer) and getattr(optimizer, "__module__", "") == __name__:
+        raise TypeError(f"optimizer=finetune.{own} is not called: write finetune.{own}(…) with its settings.")
+    kind = optimizer if isinstance(optimizer, type) else type(optimizer)
+    torchs = kind.__module__.startswith("torch.optim")
+    way = "; tacit.make_private takes one of torch's, for a loop of your own" if torchs else ""
+    raise TypeError(f"{example}, not {kind.__name__}{way}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +82,13 @@ class Optimizer:
                 "Correlated noise needs to know in which steps a unit takes part, and Poisson sampling leaves that to "
                 "chance: use Passes."
             )
+        flat = type(self.noise) is ConstantNoise and type(self.query) is ClippedGradient
+        if self.update.rule in KNOWS_NOISE and not flat:
+            raise ValueError(
+                f"The rule {self.update.rule!r} takes one known variance of the noise off: it goes with DPSGD and DPGD."
+            )
+        if isinstance(self.noise, Banded) != isinstance(self.sampler, CyclicPoisson):
+            raise ValueError("Banded noise and cyclic sampling belong together: see finetune.BandMF.")
 
     def event(self, scale: float, size: int) -> DpEvent:
         """Everything that a run releases, if its noise multiplier is `scale` and `size` the public number of units.
@@ -93,10 +128,10 @@ class Optimizer:
         Returns:
             The optimizer.
         """
-        return replace(self, sampler=self.sampler.over(ids)) if isinstance(self.sampler, Passes) else self
+        return replace(self, sampler=self.sampler.over(ids)) if isinstance(self.sampler, _PLACED) else self
 
     def check(self, neighbours: Neighbours, *, resumable: bool, named: bool = False) -> None:
-        """Refuse what this optimiser cannot promise; `named`: whether units have ids of their own.
+        """Refuse what this optimizer cannot promise; `named`: whether units have ids of their own.
 
         Args:
             neighbours: The neighbouring relation.
@@ -106,10 +141,15 @@ class Optimizer:
         Raises:
             ValueError: This optimizer has no guarantee under these.
         """
-        if neighbours is Neighbours.ADD_REMOVE and isinstance(self.sampler, Passes) and not named:
+        if neighbours is Neighbours.REPLACE_ONE and isinstance(self.sampler, CyclicPoisson):
+            raise ValueError(
+                f"{self.name} has no known guarantee under replace-one, for who comes may be of another group than who "
+                "goes: give neighbours='add-remove' (with unit_ids=) or 'zero-out'."
+            )
+        if neighbours is Neighbours.ADD_REMOVE and isinstance(self.sampler, _PLACED) and not named:
             raise ValueError(
                 f"{self.name} gives everybody a fixed place, which others would lose if somebody was added or removed: "
-                "give unit_ids=, which keep it, or say neighbours='replace-one' or 'zero-out' (the number of units is "
+                "give unit_ids=, which keep it, or give neighbours='replace-one' or 'zero-out' (the number of units is "
                 "then public)."
             )
         if resumable and isinstance(self.noise, Correlated):
@@ -411,6 +451,52 @@ def DPFTRL(  # noqa: N802
         sampler=sampler,
         query=ClippedGradient(clip),
         noise=Correlated(strategy or _quietest(sampler)),
+        update=Update(**update),
+    )
+
+
+def BandMF(  # noqa: N802
+    *,
+    batch_size: int,
+    steps: int,
+    bands: int = 8,
+    clip: float | Policy = 1.0,
+    strategy: Literal["toeplitz", "banded"] = "toeplitz",
+    **update: Unpack[Options],
+) -> Optimizer:
+    """Banded matrix factorisation with cyclic Poisson sampling (Choquette-Choo et al., 2023): both kinds of gain.
+
+    Units are in `bands` groups by a hash of their ids (see `CyclicPoisson`), and step t draws from group t mod `bands`.
+    The noise of `bands` neighbouring steps is correlated, so that much of it cancels in the running sum, and sampling
+    amplifies as in DP-SGD, only at `bands` times the rate and for steps / `bands` of the steps. `bands=1` is DP-SGD.
+    More bands help where epsilon is large or passes are few; `benchmark` numbers are on the page on fine-tuning.
+
+    Formal guarantee: unit, that of the data; neighbours, add-remove for units with ids of their own, or zero-out
+    (replace-one is refused). ceil(steps / bands) Poisson-subsampled Gaussian releases, composed by PLD; the sensitivity
+    of each is a column's norm times the clip.
+
+    Args:
+        batch_size: The expected batch size, which is also the divisor; times `bands` at most the number of units.
+        steps: The number of steps.
+        bands: Groups of units, and bands of the noise: bands - 1 buffers as large as the trained parameters.
+        clip: The L2 bound of a unit's gradient, or a clip policy.
+        strategy: "toeplitz": bands that minimise the noise of the running sum; "banded": the square root, cut off.
+        **update: Arguments of `Update`.
+
+    Returns:
+        An optimizer for `fit`.
+
+    Examples:
+        >>> from tacit.finetune import BandMF
+        >>> BandMF(batch_size=50, steps=200, bands=4, lr=0.5).sampler.rate(size=1000)
+        0.2
+    """
+    return Optimizer(
+        name="BandMF",
+        steps=steps,
+        sampler=CyclicPoisson(batch_size, bands),
+        query=ClippedGradient(clip),
+        noise=Banded(strategy),
         update=Update(**update),
     )
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from tacit._curator import Curator
 from tacit.data import Records, Rows
-from tacit.finetune._reading import Reader, in_place, likeness, to
+from tacit.distributed import Team
+from tacit.finetune._reading import Portion, Reader, in_place, likeness, where_of
 from tacit.finetune._tasks import Task, outputs_of
 from tacit.gradients import filled, leaves
 from tacit.privacy import sampling
 
 _BYTES = 64 * 2**20  # of inputs at a time
+_SHARES = 8  # of what several ranks look at
 _TOKENS = 4096  # at a time: a vocabulary of logits each may come out
 
 
@@ -59,6 +63,11 @@ def rows_that_fit(like: Rows) -> int:
     return max(1, int(_BYTES / max(size, 1)))
 
 
+def at_once(team: Team | None, count: int, rows: int) -> int:
+    """How many units are looked at together: over several ranks an eighth, in sixteens, whatever their number."""
+    return rows if team is None else min(rows, 16 * math.ceil(count / (16 * _SHARES)))
+
+
 class Predictions(NamedTuple):
     """Probabilities and labels, one line per row or per unit, and whose each line is."""
 
@@ -67,13 +76,35 @@ class Predictions(NamedTuple):
     owner: Tensor
 
 
-def predictions(model: nn.Module, records: Records, task: Task) -> Predictions:
-    """What the model says of everybody, in order: by row or by unit, as `records.scored_by` has it."""
-    rows = rows_that_fit(_first(records))
-    found = [_said(model, records, task, units) for units in _everybody(records, rows)]
-    whole = Predictions(*(torch.cat(parts) for parts in zip(*found, strict=True)))
-    order = torch.argsort(whole.owner, stable=True)
-    return Predictions(*(part[order] for part in whole))
+def predictions(
+    model: nn.Module,
+    records: Records,
+    task: Task,
+    units: Tensor | None = None,
+    *,
+    workers: int = 0,
+    curator: Curator | None = None,
+    team: Team | None = None,
+) -> Predictions:
+    """What the model says of everybody, in order: by row or by unit, as `records.scored_by` has it. Of public records.
+
+    A unit that cannot be read is left out, and the curator receives an `ErrorEvent`; one broken file does not end a run
+    that was paid.
+    """
+    everybody = torch.arange(len(records)) if units is None else units
+    if (scored := getattr(records, "scored", None)) is not None:  # a line for each member, as it would have alone
+        whole, inner, place = scored(everybody)
+        where = torch.zeros(len(whole), dtype=torch.long).scatter_(0, inner, everybody[place])
+        lines = predictions(model, whole, task, inner, workers=workers, curator=curator, team=team)
+        found = [lines._replace(owner=where[lines.owner])]
+    else:
+        like = likeness(records, training=False, curator=curator)
+        with _looked_at(model, records, like, everybody, workers, curator, team) as read:
+            found = [_said(model, records, task, *each) for each in read]
+        found = found if team is None else team.gather(found)
+    joined = Predictions(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+    order = torch.argsort(joined.owner, stable=True)
+    return Predictions(*(part[order] for part in joined))
 
 
 def worths(
@@ -83,6 +114,9 @@ def worths(
     worth: Callable[[Tensor, Tensor], Tensor],
     like: Rows | None = None,
     units: Tensor | None = None,
+    *,
+    workers: int = 0,
+    team: Team | None = None,
 ) -> list[tuple[Tensor, Tensor]]:
     """A number per line of what is said of private units, and whose it is, in portions.
 
@@ -96,16 +130,33 @@ def worths(
     if (scored := getattr(records, "scored", None)) is not None:  # a line for each member, as it would have alone
         whole, inner, place = scored(everybody)
         where = torch.zeros(len(whole), dtype=torch.long).scatter_(0, inner, everybody[place])
-        return [(where[owner], values) for owner, values in worths(model, whole, task, worth, like, inner)]
-    reader = Reader(records, like, next(model.parameters()).device)
+        each = worths(model, whole, task, worth, like, inner, workers=workers, team=team)
+        return [(where[owner], values) for owner, values in each]
+    with sampling.fresh_randomness(), _looked_at(model, records, like, everybody, workers, team=team) as read:
+        found = [
+            in_place(partial(_worth, model, records, task, worth, portion.units), rows, mute)
+            for portion, rows, mute in read
+        ]
+    return found if team is None else team.gather(found)
+
+
+def _looked_at(
+    model: nn.Module,
+    records: Records,
+    like: Rows,
+    units: Tensor,
+    workers: int,
+    curator: Curator | None = None,
+    team: Team | None = None,
+) -> AbstractContextManager[Iterator[tuple[Portion, Rows, Tensor | None]]]:
+    """The rows of some units in portions, for a model whose outputs alone are kept; those of this rank."""
+    reader = Reader(records, like, where_of(model), curator=curator, workers=workers)
     sizes: Tensor | None = getattr(records, "sizes", None)
-    sizes = None if sizes is None else sizes[everybody]
-    found = []
-    with sampling.fresh_randomness():
-        for places in to_look_at(sizes, len(everybody), rows_that_fit(like), records.most_rows):
-            rows, mute = reader(everybody[places], None)
-            found.append(in_place(partial(_worth, model, records, task, worth, everybody[places]), rows, mute))
-    return found
+    sizes = None if sizes is None else sizes[units]
+    rows = at_once(team, len(units) * records.most_rows, rows_that_fit(like))
+    look = to_look_at(sizes, len(units), rows, records.most_rows)
+    look = look if team is None else team.mine(look)
+    return reader.ahead(Portion(units[places], None) for places in look)
 
 
 def _worth(
@@ -118,31 +169,24 @@ def _worth(
     mute: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     said = _answers(model, records, task, units, rows)
-    muted = torch.zeros(len(units), dtype=torch.bool)
-    if mute is not None:
-        muted[rows.owner[mute].cpu()] = True
-    heard = ~muted[said.owner]
+    heard = _heard(said.owner, rows, mute, len(units))
     return units[said.owner[heard]], worth(said.probs, said.labels)[heard]
 
 
-def _first(records: Records) -> Rows:
-    return records.rows(torch.zeros(1, dtype=torch.long), None)
+def _said(
+    model: nn.Module, records: Records, task: Task, portion: Portion, rows: Rows, mute: Tensor | None
+) -> Predictions:
+    said = _answers(model, records, task, portion.units, rows)
+    heard = _heard(said.owner, rows, mute, len(portion.units))
+    return Predictions(said.probs[heard], said.labels[heard], portion.units[said.owner[heard]])
 
 
-def _everybody(records: Records, rows: int) -> list[Tensor]:
-    sizes: Tensor | None = getattr(records, "sizes", None)
-    return to_look_at(sizes, len(records), rows, records.most_rows)
-
-
-def _said(model: nn.Module, records: Records, task: Task, units: Tensor) -> Predictions:
-    if (scored := getattr(records, "scored", None)) is not None:  # a line for each member, as it would have alone
-        whole, inner, place = scored(units)
-        where = torch.zeros(len(whole), dtype=torch.long).scatter_(0, inner, units[place])
-        lines = _said(model, whole, task, inner)
-        return lines._replace(owner=where[lines.owner])
-    rows = records.rows(units, None)
-    one = _answers(model, records, task, units, to(rows, next(model.parameters()).device))
-    return one._replace(owner=units[one.owner])
+def _heard(owner: Tensor, rows: Rows, mute: Tensor | None, units: int) -> Tensor:
+    """Which lines are of units that are not muted."""
+    muted = torch.zeros(units, dtype=torch.bool)
+    if mute is not None:
+        muted[rows.owner[mute].cpu()] = True
+    return ~muted[owner]
 
 
 @torch.no_grad()

@@ -35,14 +35,14 @@ class GradientQuery(Protocol):
         """The sum over the units of these rows. Several sums of one step are added before the noise.
 
         A unit with a muted row (a bool per row), or one whose rows make model or loss raise, adds exactly zero, in its
-        place. Sums are float64 (or exact), so that their rounding is far below what noise hides; see `Run.train`.
+        place. Sums are float64 (or exact), so that their rounding is far below what noise hides; see `Run.step`.
         """
 
     def zero_sum(self) -> BoundedSum:
         """The sum over no unit."""
 
     def check(self, inputs: Any, labels: Tensor) -> None:
-        """Try the model on made-up rows like these, before anything is charged."""
+        """Try the model on synthetic rows like these, before anything is charged."""
 
     def split(self, noise: float) -> Mapping[str, float] | None:
         """The noise multiplier of each block, jointly worth `noise`; None: the same noise for every number."""

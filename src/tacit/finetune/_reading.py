@@ -8,34 +8,44 @@ neither the order nor the shape of the work depends on who fails.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tacit._refusals import Problem, Refusal, of_the_machine, tell, text_of
-from tacit.data import Records, Rows
+from tacit._curator import Curator, ErrorEvent, report_error
+from tacit._guard_rails import warn_of_pixels
+from tacit._refusals import Refusal, of_the_machine, text_of
+from tacit.data import Broken, Records, Rows
+from tacit.finetune._workers import ahead
 from tacit.gradients import RowsMixed, change
+from tacit.privacy import sampling
 
 T = TypeVar("T")
-Compute = Callable[[Rows, Tensor | None], T]  # of rows, and which of them are muted (a bool per row; None: nobody)
+Compute = Callable[[Rows, Tensor | None], T]  # of rows, and which of them are muted (a bool per row; None: no row)
 
 LOOKED_AT = 5  # units that agree on what rows look like
 UNREADABLE = "The rows of a unit cannot be used: it contributes nothing, in its place."
 LATER = "Some rows cannot be read now. Nothing of this step was released: run again to go on."
 DIFFERENT = (
     "Rows cannot be read, or differ in shape or type (up to five units were looked at): give rows of one shape and "
-    "type. Nothing was charged. Details may reveal rows: see curator.error."
+    "type. Nothing was charged. Details may reveal rows: see curator=."
 )
+ELSEWHERE = (
+    "Rows that can be read here cannot be read in worker processes: give workers=0, or open files when they are needed "
+    "and not before. Nothing was charged. Details may reveal rows: see curator=."
+)
+_OF_CODE = (NameError, AttributeError, ImportError)  # their texts hold names of the code, and no values
 TOGETHER = (
     "The model takes these rows one by one and not together, so it does not keep rows apart. Nothing of this step was "
     "released."
 )
 
 
-def likeness(records: Records, *, training: bool, curator: object = None) -> Rows:
+def likeness(records: Records, *, training: bool, curator: Curator | None = None) -> Rows:
     """One blank row like those of these records, before anything is charged.
 
     Formal guarantee: of five units four must agree (all, of three or fewer), so replacing, adding or removing one unit
@@ -45,6 +55,7 @@ def likeness(records: Records, *, training: bool, curator: object = None) -> Row
         largest: Rows = records.blank()  # type: ignore[attr-defined]
         return largest
     found: list[Rows] = []
+    raised: set[str] = set()
     looked = min(len(records), LOOKED_AT)
     drawn_uniforms = torch.full((1, records.uniforms), 0.5) if training else None
     for unit in range(looked):
@@ -53,12 +64,17 @@ def likeness(records: Records, *, training: bool, curator: object = None) -> Row
         except Exception as error:
             if isinstance(error, Refusal):
                 raise
-            tell(curator, Problem(DIFFERENT, f"unit {unit}: {text_of(error)}"))
+            report_error(curator, ErrorEvent(DIFFERENT, f"unit {unit}: {text_of(error)}"))
+            raised.add(f"{type(error).__name__}: {error}" if isinstance(error, _OF_CODE) else "")
+    if not found and len(raised) == 1 and "" not in raised:
+        raise Refusal(f"No row can be read: {raised.pop()} (in the data set or its collate). Nothing was charged.")
     kinds = Counter(kind_of(rows) for rows in found)
     kind, votes = kinds.most_common(1)[0] if kinds else (None, 0)
     if votes < max(1, looked - 1 if looked > 3 else looked):
-        tell(curator, Problem(DIFFERENT, f"what was seen: {dict(kinds)}"))
+        report_error(curator, ErrorEvent(DIFFERENT, f"what was seen: {dict(kinds)}"))
         raise Refusal(DIFFERENT)
+    if training and votes == looked and all(isinstance(rows.inputs, Tensor) for rows in found):
+        warn_of_pixels([rows.inputs[0] for rows in found], stacklevel=6)
     agreed: Rows = blank(next(rows for rows in found if kind_of(rows) == kind))
     return agreed
 
@@ -68,39 +84,98 @@ def kind_of(rows: Rows) -> tuple[Any, ...]:
     return _kind(rows.inputs), _kind(rows.labels)
 
 
+class Later(OSError):
+    """Rows that cannot be read now, and might be later."""
+
+
+class Portion(NamedTuple):
+    """Units whose rows are read together; `key` is for what a data set draws itself (`sampling.reading_randomness`)."""
+
+    units: Tensor
+    uniforms: Tensor | None
+    key: str | None = None
+
+    def __repr__(self) -> str:
+        """Who takes part is secret."""
+        return "Portion(...)"
+
+
+class Where(NamedTuple):
+    """Where rows go: a device, and the type of their numbers for a model in half precision."""
+
+    device: torch.device
+    half: torch.dtype | None = None
+
+
+class Found(NamedTuple):
+    """The rows of a portion, which of them are muted, and what went wrong, for the curator."""
+
+    rows: Rows | None  # None: something cannot be read that should be
+    mute: Tensor | None
+    problems: tuple[ErrorEvent, ...] = ()
+
+
 @dataclass(frozen=True)
 class Reader:
-    """Reads rows of units that may fail.
+    """Reads rows of units that may fail; here, or in worker processes (`ahead`).
 
     `strict`: rows that cannot be read now might be read when the step is replayed, and then the same noise would be on
-    two sums; so they stop the run. (All of them could be read before the charge.)
+    two sums; so they stop the run. Not those that fail at every replay (`data.Broken`): they add zero every time.
     """
 
     records: Records
     like: Rows
-    device: torch.device
+    where: Where  # where rows go
     strict: bool = False
-    curator: object = None
+    curator: Curator | None = None
+    workers: int = 0
 
-    def __call__(self, units: Tensor, uniforms: Tensor | None) -> tuple[Rows, Tensor | None]:
+    def __call__(self, portion: Portion) -> tuple[Rows, Tensor | None]:
         """The rows of these units, in their order, and which are muted; units of one size, where sizes differ.
 
         Formal guarantee: each unit has the rows that it has whoever else is asked for, at a place that depends on the
         numbers of rows before it alone. One that raises, or whose rows are not of the agreed kind, has one blank row.
         """
+        return self._taken(self.read(portion))
+
+    @contextmanager
+    def ahead(self, portions: Iterable[Portion]) -> Iterator[Iterator[tuple[Portion, Rows, Tensor | None]]]:
+        """What calling the reader with each portion in turn returns, read ahead of time by `workers` processes."""
+        read = Reader(self.records, self.like, Where(torch.device("cpu")), strict=self.strict).read
+        with ahead(read, portions, self.workers) as found:
+            yield ((portion, *self._taken(rows)) for portion, rows in found)
+
+    def read(self, portion: Portion) -> Found:
+        """What can be done in any process: nothing is reported, and nothing raises because of a row."""
+        with sampling.reading_randomness(portion.key) if draws(self.records) else nullcontext():
+            return self._read(*portion[:2])
+
+    def _read(self, units: Tensor, uniforms: Tensor | None) -> Found:
         like = self._like(units)
         rows = self._together(units, uniforms, like)
         if rows is not None:
-            return to(rows, self.device), None
-        each = [
-            self._alone(unit, None if uniforms is None else uniforms[i, None], like) for i, unit in enumerate(units)
-        ]
+            return Found(rows, None)
+        problems: list[ErrorEvent] = []
+        each: list[Rows | None] = []
+        for i, unit in enumerate(units):
+            alone, problem = self._alone(unit, None if uniforms is None else uniforms[i, None], like)
+            each.append(alone)
+            problems += [] if problem is None else [problem]
+            if problem is not None and problem.sentence == LATER:
+                return Found(None, None, tuple(problems))
         whole = [rows or like for rows in each]
         counts = torch.tensor([len(rows.labels) for rows in whole])
         inputs, labels = (_joined([getattr(rows, name) for rows in whole]) for name in ("inputs", "labels"))
         mute = torch.tensor([rows is None for rows in each]).repeat_interleave(counts)
         owner = torch.arange(len(whole)).repeat_interleave(counts)
-        return to(Rows(inputs, labels, owner), self.device), mute.to(self.device)
+        return Found(Rows(inputs, labels, owner), mute, tuple(problems))
+
+    def _taken(self, found: Found) -> tuple[Rows, Tensor | None]:
+        for problem in found.problems:
+            report_error(self.curator, problem)
+        if found.rows is None:
+            raise Later(LATER)
+        return to(found.rows, self.where), None if found.mute is None else found.mute.to(self.where.device)
 
     def _like(self, units: Tensor) -> Rows:
         sizes = getattr(self.records, "sizes", None)
@@ -117,22 +192,43 @@ class Reader:
         except Exception:  # also for want of memory: one by one they ask for less
             return None
 
-    def _alone(self, unit: Tensor, chance: Tensor | None, like: Rows) -> Rows | None:
-        error: Exception | None = None
-        rows, said = None, "not of the agreed kind"
+    def _alone(self, unit: Tensor, chance: Tensor | None, like: Rows) -> tuple[Rows | None, ErrorEvent | None]:
+        sentence, said = UNREADABLE, "not of the agreed kind"
         try:
             rows = self.records.rows(unit[None], chance)
             if _fits(rows, like, 1):
-                return rows
+                return rows, None
         except Exception as raised:  # for want of memory, too: how much a unit asks for is the unit's own doing
-            error, said = raised, text_of(raised)
-        tell(self.curator, Problem(LATER if self.strict and error else UNREADABLE, f"unit {int(unit)}: {said}"))
-        if self.strict and error is not None:
-            raise _later()
-        return None
+            later = self.strict and not isinstance(raised, Broken)
+            sentence, said = LATER if later else UNREADABLE, text_of(raised)
+        return None, ErrorEvent(sentence, f"unit {int(unit)}: {said}")
 
 
-def in_place(compute: Compute[T], rows: Rows, mute: Tensor | None, curator: object = None) -> T:
+def try_workers(records: Records, like: Rows, workers: int, curator: Curator | None = None) -> None:
+    """Refuse, before anything is charged, data that cannot be read in another process.
+
+    Formal guarantee: that of `likeness`. The units it looked at are read, and one of them may fail.
+    """
+    if not workers:
+        return
+    units = torch.arange(min(len(records), LOOKED_AT))
+    drawn_uniforms = torch.full((len(units), records.uniforms), 0.5)
+    portions = [Portion(units[i, None], drawn_uniforms[i, None]) for i in range(len(units))]
+    with Reader(records, like, Where(torch.device("cpu")), curator=curator, workers=1).ahead(portions) as read:
+        failed = sum(mute is not None and bool(mute.any()) for _, _, mute in read)
+    if failed > (1 if len(units) > 3 else 0):
+        raise Refusal(ELSEWHERE)
+
+
+def draws(records: Records) -> bool:
+    """Whether reading rows may draw from global generators, as transforms of other libraries do.
+
+    Records (and data sets) that do not say so by `draws = False`, which saves a moment for each portion.
+    """
+    return bool(getattr(records, "draws", True))
+
+
+def in_place(compute: Compute[T], rows: Rows, mute: Tensor | None, curator: Curator | None = None) -> T:
     """What is computed of all rows together; units that make it raise are blanked and muted in their place.
 
     Formal guarantee: what is computed last has the shapes and the order of the rows as they came, so nobody else's
@@ -148,7 +244,7 @@ def in_place(compute: Compute[T], rows: Rows, mute: Tensor | None, curator: obje
         said = _try(compute, Rows(*(_taken(part, mine) for part in rows)), None if mute is None else mute[mine])
         if isinstance(said, _Failed):
             failing |= mine
-            tell(curator, Problem(UNREADABLE, f"place {int(unit)}: {said.text}"))
+            report_error(curator, ErrorEvent(UNREADABLE, f"place {int(unit)}: {said.text}"))
     emptied = Rows(_without(rows.inputs, failing), _without(rows.labels, failing), rows.owner)
     found = _try(compute, emptied, failing if mute is None else mute | failing)
     if not isinstance(found, _Failed):
@@ -173,9 +269,22 @@ def blank(rows: Any) -> Any:
     return change(rows, torch.zeros_like)
 
 
-def to(rows: Any, device: torch.device) -> Any:
-    """Rows on a device."""
-    return change(rows, lambda t: t.to(device))
+def to(rows: Any, where: Where) -> Any:
+    """Rows on a device, their inputs in the model's own precision where that is a half one."""
+
+    def moved(t: Tensor) -> Tensor:
+        return t.to(where.device, where.half if where.half is not None and t.is_floating_point() else t.dtype)
+
+    if isinstance(rows, Rows):
+        return Rows(change(rows.inputs, moved), rows.labels.to(where.device), rows.owner.to(where.device))
+    return change(rows, moved)
+
+
+def where_of(model: nn.Module) -> Where:
+    """Where a model takes its rows."""
+    parameters = list(model.parameters())
+    dtype = next((p.dtype for p in parameters if p.is_floating_point()), None)
+    return Where(parameters[0].device, dtype if dtype in (torch.bfloat16, torch.float16) else None)
 
 
 @dataclass(frozen=True)
@@ -192,10 +301,6 @@ def _try(compute: Compute[T], rows: Rows, mute: Tensor | None) -> T | _Failed:
         if of_the_machine(error):
             raise
         return _Failed(text_of(error))
-
-
-def _later() -> OSError:
-    return OSError(LATER)
 
 
 def _first(rows: Rows) -> Rows:

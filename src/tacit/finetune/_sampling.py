@@ -13,7 +13,7 @@ from torch import Tensor
 from tacit.privacy import Receipt, sampling
 from tacit.privacy.events import check_count
 
-_DEAL = b"tacit: which batch an id belongs to"
+_HASH_KEY = b"tacit: which batch an id belongs to"
 
 
 class Sampler(Protocol):
@@ -28,36 +28,40 @@ class Sampler(Protocol):
     def participations(self, steps: int) -> tuple[int, int]:
         """The most steps that one unit takes part in, and the least distance between two of them."""
 
-    def draw(self, receipt: Receipt, step: int, people: int) -> Tensor:
-        """The units, of 0 to `people` - 1, that take part in a step, in ascending order."""
+    def draw(self, receipt: Receipt, step: int, people: int, *, ahead: int = 0) -> Tensor:
+        """The units, of 0 to `people` - 1, that take part in a step, in ascending order.
+
+        `ahead`: the step is that many after the one whose release is the receipt's next.
+        """
 
 
 @dataclass(frozen=True)
 class Poisson:
-    """Poisson subsampling: every unit, independently, with probability `batch` / size. Batches vary in size and may be
-    empty.
+    """Poisson subsampling: every unit, independently, with probability `batch_size` / size.
+
+    Batches vary in size and may be empty.
 
     Args:
-        batch: The expected batch size.
+        batch_size: The expected batch size.
     """
 
-    batch: int
+    batch_size: int
 
     def __post_init__(self) -> None:
-        check_count(self.batch, "A batch")
+        check_count(self.batch_size, "A batch")
 
     def rate(self, size: int) -> float:
-        return min(1.0, self.batch / size)
+        return min(1.0, self.batch_size / size)
 
     def expected(self, size: int) -> float:
-        return min(float(self.batch), float(size))
+        return min(float(self.batch_size), float(size))
 
     def participations(self, steps: int) -> tuple[int, int]:
         return steps, 1
 
-    def draw(self, receipt: Receipt, step: int, people: int) -> Tensor:
+    def draw(self, receipt: Receipt, step: int, people: int, *, ahead: int = 0) -> Tensor:
         del step
-        return sampling.draw(receipt, people)
+        return sampling.draw(receipt, people, ahead=ahead)
 
 
 @dataclass(frozen=True)
@@ -74,9 +78,9 @@ class Everyone:
     def participations(self, steps: int) -> tuple[int, int]:
         return steps, 1
 
-    def draw(self, receipt: Receipt, step: int, people: int) -> Tensor:
+    def draw(self, receipt: Receipt, step: int, people: int, *, ahead: int = 0) -> Tensor:
         del step
-        return sampling.draw(receipt, people)
+        return sampling.draw(receipt, people, ahead=ahead)
 
 
 @dataclass(frozen=True)
@@ -93,12 +97,14 @@ class Passes:
     Args:
         batches: Batches per pass.
         passes: Participations of each unit.
-        dealt: The batch of each unit; None: by place.
+        batch_of_unit: The batch of each unit; None: by place.
     """
 
     batches: int
     passes: int = 1
-    dealt: Tensor | None = field(default=None, repr=False, compare=False)  # the batch of each unit; None: by place
+    batch_of_unit: Tensor | None = field(
+        default=None, repr=False, compare=False
+    )  # the batch of each unit; None: by place
 
     def __post_init__(self) -> None:
         check_count(self.batches, "batches")
@@ -122,15 +128,68 @@ class Passes:
 
     def over(self, ids: Sequence[int] | Sequence[str] | None) -> Passes:
         """The same passes over units with these ids."""
-        return replace(self, dealt=None if ids is None else batch_of(ids, self.batches))
+        return replace(self, batch_of_unit=None if ids is None else batch_of(ids, self.batches))
 
-    def draw(self, receipt: Receipt, step: int, people: int) -> Tensor:
-        del receipt
-        if self.dealt is None:
+    def draw(self, receipt: Receipt, step: int, people: int, *, ahead: int = 0) -> Tensor:
+        del receipt, ahead
+        if self.batch_of_unit is None:
             return torch.arange(step % self.batches, people, self.batches)
-        if len(self.dealt) != people:
-            raise ValueError(f"These passes are over {len(self.dealt)} units, not {people}.")
-        return torch.nonzero(self.dealt == step % self.batches).flatten()
+        if len(self.batch_of_unit) != people:
+            raise ValueError(f"These passes are over {len(self.batch_of_unit)} units, not {people}.")
+        return torch.nonzero(self.batch_of_unit == step % self.batches).flatten()
+
+
+@dataclass(frozen=True)
+class CyclicPoisson:
+    """Poisson subsampling of one group of units after the other: in step t, of the group t mod `bands`.
+
+    The group of a unit with an id of its own is a public keyed hash of that id, as in `Passes`; one that has none is
+    known by its place. Within its group every unit is drawn independently, with probability `batch_size` * `bands` /
+    size, so that a batch has `batch_size` units on average.
+
+    Formal guarantee: a unit's own id (or place) decides its group and nothing else decides whether it is drawn: two
+    draws of one unit are at least `bands` steps apart. The rate is that of the receipt.
+
+    Args:
+        batch_size: The expected batch size.
+        bands: The number of groups.
+        group_of_unit: The group of each unit; None: by place.
+    """
+
+    batch_size: int
+    bands: int
+    group_of_unit: Tensor | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_count(self.batch_size, "A batch")
+        check_count(self.bands, "bands")
+
+    def rate(self, size: int) -> float:
+        if self.batch_size * self.bands > size:
+            raise ValueError(
+                f"{self.bands} groups of {size:,} units have fewer than {self.batch_size:,} each: give fewer bands (at "
+                f"most {size // self.batch_size}) or a smaller batch_size."
+            )
+        return self.batch_size * self.bands / size
+
+    def expected(self, size: int) -> float:
+        del size
+        return float(self.batch_size)
+
+    def participations(self, steps: int) -> tuple[int, int]:
+        return -(-steps // self.bands), self.bands
+
+    def over(self, ids: Sequence[int] | Sequence[str] | None) -> CyclicPoisson:
+        """The same groups over units with these ids."""
+        return replace(self, group_of_unit=None if ids is None else batch_of(ids, self.bands))
+
+    def draw(self, receipt: Receipt, step: int, people: int, *, ahead: int = 0) -> Tensor:
+        drawn = sampling.draw(receipt, people, ahead=ahead)
+        if self.group_of_unit is None:
+            return drawn[drawn % self.bands == step % self.bands]
+        if len(self.group_of_unit) != people:
+            raise ValueError(f"These groups are of {len(self.group_of_unit)} units, not {people}.")
+        return drawn[self.group_of_unit[drawn] == step % self.bands]
 
 
 def batch_of(ids: Sequence[int] | Sequence[str], batches: int) -> Tensor:
@@ -138,7 +197,7 @@ def batch_of(ids: Sequence[int] | Sequence[str], batches: int) -> Tensor:
 
     def place(name: int | str) -> int:
         kind = "i" if isinstance(name, int) else "s"
-        found = hashlib.blake2b(f"{kind}{name}".encode(), digest_size=8, key=_DEAL).digest()
+        found = hashlib.blake2b(f"{kind}{name}".encode(), digest_size=8, key=_HASH_KEY).digest()
         return int.from_bytes(found, "big") % batches
 
     return torch.tensor([place(name) for name in ids], dtype=torch.long)

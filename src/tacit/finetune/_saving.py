@@ -1,6 +1,6 @@
 """Checkpoints of a run, and taking it up after a crash.
 
-The checkpoint holds released values only (weights, optimiser, counters, which receipt paid) and may be shared. The key
+The checkpoint holds released values only (weights, optimizer, counters, which receipt paid) and may be shared. The key
 of noise and sampling is in a private file (0600) beside the ledger, with fingerprints of the data and of the run, and
 is destroyed when the run ends. After a kill the lost steps are replayed: same key, same batch, same weights, hence the
 same release. Data, weights or settings that changed since are refused, for they would give another sum under the same

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tacit.data import Records, Rows
 from tacit.finetune._queries import Gradient, GradientQuery, Loss
-from tacit.finetune._reading import in_place, muted_units, to
+from tacit.finetune._reading import in_place, muted_units, to, where_of
 from tacit.gradients import ClippedSum, Engine, Flat, PerUnit, Private, RowsMixed, Units, shrink, square_norms
 from tacit.privacy.events import check_count
 
@@ -164,9 +164,8 @@ class SubspaceAsker:
 
     def _public_gradients(self, places: Tensor) -> list[Tensor]:
         rows = self._query.public.rows(places, None)
-        device = next(iter(self._parameters.values())).device
-        batch = to(rows.inputs, device), rows.labels.to(device)
-        found = self.engine.each(batch, unit_ids=rows.owner.to(device), public=True)
+        rows = to(rows, where_of(self.engine.model))
+        found = self.engine.each((rows.inputs, rows.labels), unit_ids=rows.owner, public=True)
         return [self._flat(gradients) for gradients in found]
 
     def _start(self) -> Tensor:

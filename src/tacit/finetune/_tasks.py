@@ -5,18 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from tacit._refusals import Refusal
-from tacit.finetune._measures import auroc
+from tacit.finetune._measures import auroc, score_histogram, scores_of_histogram
 
 
+@runtime_checkable
 class Task(Protocol):
-    """A loss per row, a score, and what labels must look like."""
+    """A loss per row, a score, and what labels must look like.
+
+    A task whose score is no mean over rows may have `histogram(probs, labels)`, a vector of L2 norm at most 1 per row,
+    and `scores_of(total)`, the scores from its noisy sum: a charged evaluation then releases that sum.
+    """
 
     @property
     def outputs(self) -> int:
@@ -131,6 +136,14 @@ class Labels:
         there = [value for value in each if value is not None]
         mean = sum(there) / len(there) if there else float("nan")
         return {"auroc": 100 * mean, "accuracy": 100 * float(self.right(probs, labels).mean())}
+
+    def histogram(self, probs: Tensor, labels: Tensor) -> Tensor:
+        """Where the scores of each row lie, apart for rows that have a label and rows that have not."""
+        return score_histogram(probs, labels)
+
+    def scores_of(self, total: Tensor) -> dict[str, float]:
+        """AUROC and accuracy, in percent, from a noisy sum of histograms."""
+        return scores_of_histogram(total, self.outputs)
 
 
 def cut(loss: Tensor, blind: float) -> Tensor:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from tacit import _checkpoints as checkpoints
+from tacit.finetune._step_rules import AdamBC, DoG
+
+Rule = Literal["sgd", "adam", "adamw", "adambc", "adambcw", "dog"]
+KNOWS_NOISE = ("adambc", "adambcw")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,11 +23,13 @@ class Update:
     """How a step is taken from a released gradient: post-processing, free of charge.
 
     Args:
-        rule: "sgd", "adam" or "adamw".
+        rule: "sgd", "adam", "adamw"; "adambc" and "adambcw", where the variance of the noise is taken off the second
+            moment (DP-AdamBC, Tang et al., 2024); "dog", whose step is the distance from the start over the root of the
+            summed squared gradients (Ivgi et al., 2023), so that `lr` is a factor near 1 and needs no search.
         lr: The learning rate.
         momentum: Of "sgd".
-        betas: Of "adam" and "adamw".
-        weight_decay: L2 penalty; decoupled for "adamw".
+        betas: Of "adam" and its kin.
+        weight_decay: L2 penalty; decoupled for "adamw" and "adambcw".
         schedule: The learning rate over time; "debiased" makes of the momentum buffer what Adam calls its first moment.
         warmup: Steps of linear warm-up.
         average: Which weights are returned: "ema" an exponential moving average (`decay`), "swa" the plain mean over
@@ -31,9 +37,11 @@ class Update:
         decay: Of "ema".
         swa_start: Where averaging starts, as a share of the steps.
         free_step: After the last release, one more step along the momentum buffer.
+        floor: Of "adambc": what the second moment without its noise is at least.
+        reach: Of "dog": the way that is assumed before the first step, in the length of all trained parameters.
     """
 
-    rule: Literal["sgd", "adam", "adamw"] = "sgd"
+    rule: Rule = "sgd"
     lr: float = 0.1
     momentum: float = 0.9
     betas: tuple[float, float] = (0.9, 0.999)
@@ -44,12 +52,16 @@ class Update:
     decay: float = 0.99
     swa_start: float = 0.5
     free_step: bool = False
+    floor: float = 5e-8
+    reach: float = 0.01
 
     def __post_init__(self) -> None:
         if not (0 < self.lr < math.inf and 0 <= self.momentum < 1 and self.weight_decay >= 0):
             raise ValueError("lr is above 0, momentum in [0, 1) and weight_decay not negative.")
         if not (0 <= self.decay < 1 and 0 <= self.swa_start < 1 and self.warmup >= 0):
             raise ValueError("decay and swa_start are in [0, 1), and warmup is a number of steps.")
+        if not (0 < self.floor < math.inf and 0 < self.reach < math.inf):
+            raise ValueError("floor and reach are above 0.")
         if self.free_step and not (self.rule == "sgd" and self.momentum > 0):
             raise ValueError("A free step goes along the momentum buffer: it needs sgd with momentum.")
         if self.schedule == "debiased" and (self.rule != "sgd" or self.warmup):
@@ -70,7 +82,7 @@ class Update:
 class Options(TypedDict, total=False):
     """The fields of `Update`, for functions that pass them on."""
 
-    rule: Literal["sgd", "adam", "adamw"]
+    rule: Rule
     lr: float
     momentum: float
     betas: tuple[float, float]
@@ -81,16 +93,34 @@ class Options(TypedDict, total=False):
     decay: float
     swa_start: float
     free_step: bool
+    floor: float
+    reach: float
+
+
+class Updates(Protocol):
+    """Takes the steps of one run from released gradients, and keeps what a resumed run needs."""
+
+    def step(self, gradient: Mapping[str, Tensor], number: int) -> None: ...
+
+    def averaged_weights(self) -> AbstractContextManager[None]: ...
+
+    def apply_averaged_weights(self) -> None: ...
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
+
+    def load(self, tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> None: ...
 
 
 class Updater:
     """Takes the steps of one run."""
 
-    def __init__(self, update: Update, parameters: Mapping[str, nn.Parameter], steps: int) -> None:
+    def __init__(
+        self, update: Update, parameters: Mapping[str, nn.Parameter], steps: int, *, noise: float = 0.0
+    ) -> None:
         self._update = update
         self._parameters = dict(parameters)
         self._steps = steps
-        self._optimiser = _optimiser(update, list(self._parameters.values()))
+        self._optimizer = _optimizer(update, list(self._parameters.values()), noise)
         self._mean: dict[str, Tensor] = {}
         self._counted = 0
 
@@ -101,12 +131,11 @@ class Updater:
 
     def step(self, gradient: Mapping[str, Tensor], number: int) -> None:
         """Step `number` of the run, from its released gradient."""
-        for group in self._optimiser.param_groups:
+        for group in self._optimizer.param_groups:
             group["lr"] = self._update.rate(number, self._steps)
-        for name, parameter in self._parameters.items():
-            parameter.grad = gradient[name].to(parameter.dtype).to(parameter.device)
-        self._optimiser.step()
-        self._optimiser.zero_grad()
+        set_gradient(self._parameters, gradient)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
         if number + 1 == self._steps and self._update.free_step:
             self._follow_momentum()
         self._note(number)
@@ -131,7 +160,7 @@ class Updater:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What a checkpoint keeps: all of it made of released values."""
-        tensors, scalars = checkpoints.optimiser_state(self._optimiser)
+        tensors, scalars = checkpoints.optimizer_state(self._optimizer)
         tensors |= {f"weight.{name}": p.detach() for name, p in self._parameters.items()}
         tensors |= {f"mean.{name}": value for name, value in self._mean.items()}
         return tensors, {"scalars": scalars, "counted": self._counted}
@@ -144,13 +173,13 @@ class Updater:
             if f"mean.{name}" in tensors
         }
         self._counted = int(facts["counted"])
-        checkpoints.load_optimiser(self._optimiser, tensors, facts["scalars"])
+        checkpoints.load_optimizer(self._optimizer, tensors, facts["scalars"])
 
     def _follow_momentum(self) -> None:
-        rate = self._optimiser.param_groups[0]["lr"]
+        rate = self._optimizer.param_groups[0]["lr"]
         with torch.no_grad():
             for parameter in self._parameters.values():
-                buffer = self._optimiser.state[parameter].get("momentum_buffer")
+                buffer = self._optimizer.state[parameter].get("momentum_buffer")
                 if buffer is not None:
                     parameter.sub_(buffer, alpha=rate)
 
@@ -169,7 +198,25 @@ class Updater:
             self._mean[name] = now.clone() if mean is None else mean.lerp(now, weight)
 
 
-def _optimiser(update: Update, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def set_gradient(parameters: Mapping[str, nn.Parameter], gradient: Mapping[str, Tensor]) -> None:
+    """Put a released gradient in place of whatever gradient the parameters have."""
+    for name, parameter in parameters.items():
+        parameter.grad = gradient[name].to(parameter.dtype).to(parameter.device)
+
+
+def _optimizer(update: Update, parameters: list[nn.Parameter], noise: float) -> torch.optim.Optimizer:
+    if update.rule in KNOWS_NOISE:
+        return AdamBC(
+            parameters,
+            lr=update.lr,
+            betas=update.betas,
+            noise=noise,
+            floor=update.floor,
+            weight_decay=update.weight_decay,
+            decoupled=update.rule == "adambcw",
+        )
+    if update.rule == "dog":
+        return DoG(parameters, lr=update.lr, reach=update.reach, weight_decay=update.weight_decay)
     if update.rule == "sgd":
         return torch.optim.SGD(
             parameters, lr=update.lr, momentum=update.momentum, weight_decay=update.weight_decay, foreach=True

@@ -3,6 +3,7 @@
 from tacit._deprecation import renamed_attributes
 from tacit.models._adapters import BottleneckAdapter, adapters_of, insert_adapters
 from tacit.models._blocks import blocks_of
+from tacit.models._blocks import find_blocks as find_blocks
 from tacit.models._compatibility import Compatibility, check
 from tacit.models._convert import to_groupnorm
 from tacit.models._convnet import ConvNet
@@ -12,6 +13,7 @@ from tacit.models._initialise import scratch
 from tacit.models._loading import Loaded, freeze_statistics, load
 from tacit.models._lora import insert_lora, lora_of, merge_lora
 from tacit.models._plain import plain_copy
+from tacit.models._plain import uncompiled as uncompiled
 from tacit.models._resnet import ResNet
 from tacit.models._saved import load_net, save_net
 from tacit.models._selection import SCHEMES, normalisers, select, trainable

@@ -47,7 +47,7 @@ def load(name: str, *, shape: tuple[int, ...] | None = None) -> Loaded:
             configuration, or from a local folder with its weights; `small:vit`, `small:resnet`, `small:convnet` and
             `small:video` one of tacit's own nets for ten classes; `package.module:function` calls the function, which
             returns a model, or a model and a batch (or is a model itself).
-        shape: That of one input row, where it cannot be told from the model.
+        shape: That of one input row, where it cannot be read from the model.
 
     Returns:
         The model with synthetic rows and a loss per row.
@@ -155,11 +155,17 @@ def _own(name: str, module: str, function: str, shape: tuple[int, ...] | None) -
 
 def library(name: str, extra: str) -> Any:
     try:
-        with warnings.catch_warnings():  # torchvision warns of what nobody here uses
+        with warnings.catch_warnings():  # torchvision warns of what is not used here
             warnings.simplefilter("ignore")
             return importlib.import_module(name)
-    except ImportError:
-        raise ValueError(f"{name} models need an extra: pip install 'tacit[{extra}]'.") from None
+    except Exception as error:  # such as a torchvision for another torch: "operator torchvision::nms does not exist"
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            raise ValueError(f"{name} models need an extra: pip install 'tacit[{extra}]'.") from None
+        reason = " ".join(str(error).split())[:120]
+        raise ValueError(
+            f"{name} is there and cannot be imported ({type(error).__name__}: {reason}). docs/install.md says what to "
+            f"do where no torchvision fits torch {torch.__version__}."
+        ) from None
 
 
 def least_surprise(model: nn.Module, batch: Any) -> Tensor:

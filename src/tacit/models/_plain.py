@@ -30,8 +30,7 @@ def plain_copy(model: nn.Module) -> nn.Module:
     Raises:
         ValueError: The model has trained adapters.
     """
-    while isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):  # torch.compile
-        model = inner
+    model = uncompiled(model)
     trained = [name for name, adapter in adapters_of(model) if _changes(adapter.up)]
     if trained:
         raise ValueError(
@@ -50,6 +49,13 @@ def plain_copy(model: nn.Module) -> nn.Module:
         if isinstance(module, nn.Linear) and module.bias is None and getattr(module, HAD_BIAS, False):
             module.bias = nn.Parameter(module.weight.new_zeros(module.out_features))
     return copied
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The model that `torch.compile` was given; any other model as it is."""
+    while isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+        model = inner
+    return model
 
 
 def _changes(layer: nn.Linear) -> bool:

@@ -1,0 +1,107 @@
+"""DP-AdamBC, DP-AdamW without its noise, and distance over gradients: as by hand, and what they are for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from by_hand import SEED, gap, key, net, one_row_units, people, weights
+from by_hand import clipped_sum as summed
+from torch import Tensor, nn
+
+from tacit.finetune import DPGD, AdpAlloc, Update, fit
+from tacit.finetune._updates import Updater
+
+
+def stepped(update: Update, gradients: list[Tensor], start: Tensor, noise: float = 0.0) -> Tensor:
+    parameter = nn.Parameter(start.clone())
+    updater = Updater(update, {"w": parameter}, len(gradients), noise=noise)
+    for number, gradient in enumerate(gradients):
+        updater.step({"w": gradient}, number)
+    return parameter.detach()
+
+
+def draws(count: int, size: int = 5) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(size, generator=generator, dtype=torch.float64) for _ in range(count)]
+
+
+@pytest.mark.parametrize("rule", ["adambc", "adambcw"])
+def test_the_variance_of_the_noise_is_taken_off(rule: Any) -> None:
+    gradients, start, noise, floor = draws(6), torch.ones(5, dtype=torch.float64), 0.7, 1e-3
+    update = Update(rule=rule, lr=0.1, betas=(0.8, 0.9), weight_decay=0.05, floor=floor)
+    found = stepped(update, gradients, start, noise)
+    w, m, v = start.clone(), torch.zeros(5).double(), torch.zeros(5).double()
+    for t, gradient in enumerate(gradients, 1):
+        g = gradient if rule == "adambcw" else gradient + 0.05 * w
+        w = w * (1 - 0.1 * 0.05) if rule == "adambcw" else w
+        m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g**2
+        own = torch.clamp(v / (1 - 0.9**t) - noise**2, min=floor)
+        w = w - 0.1 * (m / (1 - 0.8**t)) / own.sqrt()
+    assert torch.allclose(found, w, atol=1e-12)
+
+
+def test_without_noise_and_floor_it_is_adam() -> None:
+    gradients, start = draws(6), torch.ones(5, dtype=torch.float64)
+    ours = stepped(Update(rule="adambc", lr=0.1, floor=1e-30), gradients, start)
+    assert torch.allclose(ours, stepped(Update(rule="adam", lr=0.1), gradients, start), atol=1e-6)
+
+
+def test_noise_no_longer_makes_all_steps_alike() -> None:
+    """Gradients of 1 and 0.1 under noise of 1: Adam steps ten times less for the small one, AdamBC about alike."""
+    generator = torch.Generator().manual_seed(1)
+    true = torch.tensor([1.0, 0.3], dtype=torch.float64)
+    noisy = [true + torch.randn(2, generator=generator, dtype=torch.float64) for _ in range(4000)]
+    start = torch.zeros(2, dtype=torch.float64)
+    plain = stepped(Update(rule="adam", lr=0.001), noisy, start)
+    ours = stepped(Update(rule="adambc", lr=0.001, floor=1e-2), noisy, start, noise=1.0)
+    assert float(plain[0] / plain[1]) > 2.0
+    assert float(ours[0] / ours[1]) < 1.6
+
+
+def test_distance_over_gradients_is_as_by_hand() -> None:
+    gradients, start = draws(8), torch.ones(5, dtype=torch.float64)
+    found = stepped(Update(rule="dog", lr=1.0, reach=0.1), gradients, start)
+    w, way, squares = start.clone(), 0.1, 0.0
+    for g in gradients:
+        squares += float(g.square().sum())
+        way = max(way, float((w - start).norm()))
+        w = w - way / math.sqrt(squares) * g
+    assert torch.allclose(found, w, atol=1e-12)
+
+
+def test_distance_over_gradients_finds_its_own_scale() -> None:
+    """|w - 300| and |w - 0.03| with the same settings: both come near, which no one learning rate does in 300 steps."""
+    for target in (300.0, 0.03):
+        parameter = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        updater = Updater(Update(rule="dog", lr=1.0, reach=1e-4 * target), {"w": parameter}, 400)
+        for number in range(400):
+            updater.step({"w": torch.sign(parameter.detach() - target)}, number)
+        assert abs(float(parameter.detach()) - target) < 0.25 * target
+
+
+def test_a_run_knows_its_noise() -> None:
+    """The whole run by hand: the standard deviation is sigma * clip / size."""
+    optimizer = DPGD(steps=3, clip=0.5, rule="adambc", lr=0.05, free_step=False, floor=1e-4)
+    fitted = fit(
+        net(), people(), optimizer=optimizer, epsilon=5.0, delta=1e-5, size=24, scheme="full", seed=SEED, head="keep"
+    )
+    model, units = net(), one_row_units(*people())
+    sizes = [p.numel() for p in model.parameters()]
+    noise = fitted.noise_multiplier * 0.5 / 24
+    updater = Updater(optimizer.update, dict(model.named_parameters()), 3, noise=noise)
+    for step in range(3):
+        total = summed(model, units, 0.5)
+        parts = torch.split(key().normals(step, sum(sizes)) * fitted.noise_multiplier * 0.5, sizes)
+        drawn = zip(total, parts, strict=True)
+        updater.step({n: (total[n] + part.view_as(total[n])) / 24 for n, part in drawn}, step)
+    assert gap(weights(fitted.model), weights(model)) < 1e-3
+
+
+def test_where_the_noise_is_not_one_number_it_is_refused() -> None:
+    with pytest.raises(ValueError, match="goes with DPSGD and DPGD"):
+        AdpAlloc(batch_size=5, steps=8, rule="adambc")
+    with pytest.raises(ValueError, match="floor and reach"):
+        Update(rule="dog", reach=0.0)
