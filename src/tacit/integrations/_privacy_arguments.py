@@ -1,0 +1,65 @@
+"""What a run promises, in the form in which trainers of other libraries take their settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from tacit import Curator, Ledger, Neighbours, Unit
+from tacit.gradients import Policy
+
+_NOT_PASSED_ON = ("public_evaluation",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyArguments:
+    """The privacy settings of a trainer; see `tacit.make_private`, which they are handed to.
+
+    Args:
+        epsilon: What the run may spend.
+        delta: The failure probability of the guarantee.
+        clip: The L2 bound of a unit's gradient, or a clip policy.
+        unit: What a unit is ("patient"), where the trainer is given `unit_ids`.
+        size: The public number of units, for add-remove.
+        neighbours: The neighbouring relation.
+        microbatch: The most rows in memory at a time.
+        ledger: Where the run is charged.
+        subject: The data set's name in the ledger.
+        checkpoint: A file by which a killed run is resumed, by running the same program again.
+        every: Steps between checkpoints.
+        private: The folder for keys.
+        seed: Reproducible noise and sampling: "seeded: not private".
+        curator: Receives private facts.
+        public_evaluation: Nobody in the trainer's evaluation data is to be protected. Trainers print and keep what they
+            evaluate, so without this such data are refused.
+    """
+
+    epsilon: float
+    delta: float
+    clip: float | Policy = 1.0
+    unit: Unit | str | None = None
+    size: int | None = None
+    neighbours: Neighbours | str | None = None
+    microbatch: int | None = None
+    ledger: Ledger | None = None
+    subject: str | None = None
+    checkpoint: str | Path | None = None
+    every: int = 100
+    private: str | Path | None = None
+    seed: int | None = None
+    curator: Curator | None = None
+    public_evaluation: bool = False
+
+    def options(self) -> dict[str, Any]:
+        """The arguments of `make_private`."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in found.items() if name not in _NOT_PASSED_ON}
+
+    def check_evaluation(self, what: str) -> None:
+        """Refuse evaluation data that nobody has called public."""
+        if not self.public_evaluation:
+            raise ValueError(
+                f"Scores of {what} are printed and kept without noise. Say PrivacyArguments(public_evaluation=True) if "
+                "nobody in them is to be protected, or leave them out; finetune.fit evaluates private data, charged."
+            )
