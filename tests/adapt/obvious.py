@@ -12,6 +12,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 from torch import Tensor, nn
 
+from tacit import CuratorEvent, StepEvent
 from tacit.adapt import DP, Adapter
 from tacit.adapt._views import patch_orders
 from tacit.gradients import ClippedSum
@@ -275,7 +276,10 @@ class Curious:
         self.sums: list[Gradient] = []
         self.told: list[ClippedSum] = []
 
-    def __call__(self, total: ClippedSum) -> None:
+    def __call__(self, event: CuratorEvent) -> None:
+        assert isinstance(event, StepEvent)
+        total = event.clipped_sum
+        assert isinstance(total, ClippedSum)
         self.told.append(total)
         self.sums.append({n: v.detach().clone() for n, v in total.sum.items()})
 

@@ -349,7 +349,7 @@ def test_statistics_that_come_alive_later() -> None:
     """A model that somebody put back into training is refused before it sees a row."""
     model = live().eval()
     for form in (None, DP(5.0, clip=CLIP)):
-        adapter = made(Tent, form, model)
+        adapter = made(Tent, form, model, statistics="source")
         adapter(images(ROWS).float())
         model.train()
         before = snapshot(model)

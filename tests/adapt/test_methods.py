@@ -132,7 +132,8 @@ def test_private_forms_keep_only_filters_that_see_one_row() -> None:
 
 
 def test_published_constants() -> None:
-    assert eata().filters == (EntropyFilter(0.4), RedundancyFilter(0.05))
+    assert eata().filters == (EntropyFilter(0.4), RedundancyFilter())
+    assert RedundancyFilter().threshold(1000) == pytest.approx(0.05)
     assert eata().certainty_weight == 0.4
     assert sar().sharpness == 0.05
     assert sar().recovery is not None
@@ -192,7 +193,7 @@ def test_logits_come_from_tensors_and_objects() -> None:
     batch = torch.rand(2, 3)
     assert torch.equal(logits_of(Wrapped(), batch), batch)
     for wrong in (torch.rand(2, 1), torch.rand(2), torch.rand(2, 3, 4)):
-        with pytest.raises(ValueError, match="needs a classifier"):
+        with pytest.raises(ValueError, match=r"needs a classifier|not rows x classes"):
             logits_of(torch.nn.Identity(), wrong)
 
 

@@ -78,7 +78,7 @@ def test_an_error_in_the_middle_says_nothing_and_no_image_decides_it(capfd: pyte
 
 
 class Crowd(nn.Module):
-    """Adds the mean of the batch to images that are brighter than any made-up one."""
+    """Adds the mean of the batch to images that are brighter than any synthetic one."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -113,7 +113,7 @@ EXACT: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", EXACT)
 def test_after_a_clean_save_all_goes_on_exactly(case: str, tmp_path: Path) -> None:
-    """Parameters, optimiser, memory and attendance, bit for bit, past the lease and the horizon."""
+    """Parameters, optimizer, memory and attendance, bit for bit, past the lease and the horizon."""
     options, units = EXACT[case], case == "units"
     whole = run(fresh(tmp_path / "whole", **options), 0, 7, units)
     first = run(fresh(tmp_path / "parts", **options), 0, 3, units)
@@ -202,7 +202,7 @@ def test_after_a_kill_it_goes_on_behind_the_lease(tmp_path: Path, draws: list[fl
     saved = load((tmp_path / "checkpoint").read_bytes())
     assert all(torch.equal(p, saved[f"parameter.{n}"]) for n, p in adapter.parameters.items())
     sums: list[dict[str, Tensor]] = []
-    adapter._step.curator = lambda total: sums.append(dict(total.sum))  # type: ignore[attr-defined]
+    adapter._step.curator = lambda event: sums.append(dict(event.clipped_sum.sum))  # type: ignore[attr-defined]
     adapter(batch(7), unit_ids=units + 40)  # they came in a step that was lost with its process
     assert norm_of(sums[-1]) == 0
     adapter(batch(8), unit_ids=units + 80)
@@ -398,7 +398,7 @@ def test_files_speak_as_they_did(tmp_path: Path) -> None:
     told = facts["adapter"]
     assert told["pull strength"] == 1.0
     assert "fisher alpha" not in told
-    assert told["filters"] == "(Certain(margin=0.4), Unusual(similarity=0.05))"
+    assert told["filters"] == "(Certain(margin=0.4), Unusual(similarity=None))"
     assert told["optimiser"]["kind"] == "sgd"
 
 

@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, Unpack
+from inspect import signature
+from typing import Any, Literal, TypedDict, Unpack
 
 from torch import nn
 
-from tacit.adapt._adapter import Adapter, Options
+from tacit.adapt._adapter import Adapter
 from tacit.adapt._fisher import Fisher
 from tacit.adapt._methods import EntropyFilter, Method, PLPDFilter, RedundancyFilter
+from tacit.adapt._options import Options
 from tacit.adapt._privacy_config import Privacy
 from tacit.adapt._uncertainty import opinion, opinion_as_printed
 
 Base = Literal["tent", "eata", "sar", "deyo"]
 BASES = ("tent", "eata", "sar", "deyo")
+
+
+class BaseConstants(TypedDict, total=False):
+    """The constants of the methods that COME can be used in."""
+
+    margin: float
+    similarity: float | None
+    anchor: Fisher | None
+    fisher_alpha: float
+    radius: float
+    recovery: float
+    share: float
+    weight_margin: float
+    threshold: float
+    patches: int
+    literal: bool
+
+
+class ComeOptions(Options, BaseConstants, total=False):
+    """What `COME` takes: constants of its base, and arguments of `Adapter`."""
 
 
 def tent() -> Method:
@@ -23,15 +46,21 @@ def tent() -> Method:
 
 
 def eata(
-    *, margin: float = 0.4, similarity: float = 0.05, anchor: Fisher | None = None, fisher_alpha: float = 1.0
+    *,
+    margin: float = 0.4,
+    similarity: float | None = None,
+    anchor: Fisher | None = None,
+    fisher_alpha: float = 1.0,
+    literal: bool = False,
 ) -> Method:
     """Trust certain and unusual predictions more, and stay near the source model (Niu et al., 2022).
 
     Args:
         margin: The entropy threshold, as a share of ln K.
-        similarity: The redundancy threshold.
+        similarity: The redundancy threshold; by default by the number of classes (see `RedundancyFilter`).
         anchor: Fisher information from public images.
         fisher_alpha: The weight of the pull towards the source model.
+        literal: Weights with their gradient, as the paper writes them.
 
     Returns:
         A method for `Adapter`.
@@ -42,6 +71,7 @@ def eata(
         certainty_weight=margin,
         anchor=anchor,
         fisher_alpha=fisher_alpha,
+        literal=literal,
     )
 
 
@@ -49,13 +79,13 @@ def sar(*, margin: float = 0.4, radius: float = 0.05, recovery: float = 0.029, s
     """Learn from certain rows, and look for flat minima (Niu et al., 2023).
 
     `recovery` is a share of ln K like all thresholds: 0.029 is the published 0.2 for 1,000 classes. `share` leaves out
-    the last quarter of the normalisation layers, as SAR does in a ViT (blocks 0 to 8 of 12).
+    the last quarter of the depth, as SAR does: the last of four stages (ResNet, ConvNeXt), blocks 9 to 11 of a ViT.
 
     Args:
         margin: The entropy threshold, as a share of ln K.
         radius: The length of the perturbation.
         recovery: Reset below this share of ln K.
-        share: Which part of the normalisation layers is adapted.
+        share: Which part of the depth is adapted.
 
     Returns:
         A method for `Adapter`.
@@ -77,6 +107,7 @@ def deyo(
     threshold: float = 0.2,
     patches: int = 4,
     share: float = 0.75,
+    literal: bool = False,
 ) -> Method:
     """Trust predictions that need the object's shape: shuffled patches must hurt them (Lee et al., 2024).
 
@@ -85,7 +116,8 @@ def deyo(
         weight_margin: Of the entropy weight.
         threshold: The least PLPD.
         patches: Patches per side that are shuffled.
-        share: Which part of the normalisation layers is adapted.
+        share: Which part of the depth is adapted.
+        literal: Weights with their gradient, as the paper writes them.
 
     Returns:
         A method for `Adapter`.
@@ -97,6 +129,7 @@ def deyo(
         structure_weight=True,
         patches=patches,
         share=share,
+        literal=literal,
     )
 
 
@@ -110,12 +143,19 @@ def come(base: Base = "tent", *, evidence: Literal["opinion", "paper"] = "opinio
 
     Returns:
         A method for `Adapter`.
+
+    Raises:
+        ValueError: An unknown base, or it has no such constant.
     """
     if base not in BASES:
         raise ValueError(f"COME's base is one of {', '.join(BASES)}, not {base!r}.")
     if evidence not in ("opinion", "paper"):
         raise ValueError(f"evidence is 'opinion' or 'paper', not {evidence!r}.")
-    host = {"tent": tent, "eata": eata, "sar": sar, "deyo": deyo}[base](**constants)
+    make: Callable[..., Method] = {"tent": tent, "eata": eata, "sar": sar, "deyo": deyo}[base]
+    known = signature(make).parameters
+    if unknown := [name for name in constants if name not in known]:
+        raise ValueError(f"{base} has no constant {unknown[0]!r}: it has {', '.join(known) or 'none'}.")
+    host = make(**constants)
     name = "COME" if base == "tent" else f"{host.name}-COME"
     return replace(host, name=name, uncertainty=opinion if evidence == "opinion" else opinion_as_printed)
 
@@ -136,7 +176,7 @@ def Tent(model: nn.Module, *, privacy: Privacy = None, **options: Unpack[Options
         >>> from tacit import Ledger, adapt, models
         >>> privacy = adapt.DP(epsilon=1.0, delta=1e-6, clip=0.5)
         >>> pays = {"ledger": Ledger("sqlite:///clinic.db"), "subject": "stream"}
-        >>> adapter = adapt.Tent(models.embedded(), privacy=privacy, batch_size=8, lr=0.01, **pays)
+        >>> adapter = adapt.Tent(models.embedded(), privacy=privacy, batch_size=8, lr="auto", **pays)
         >>> logits = adapter(torch.rand(8, 1, 28, 28))
         >>> logits.shape, round(adapter.guarantee.epsilon, 3)
         (torch.Size([8, 10]), 1.0)
@@ -149,9 +189,10 @@ def EATA(  # noqa: N802
     *,
     privacy: Privacy = None,
     margin: float = 0.4,
-    similarity: float = 0.05,
+    similarity: float | None = None,
     anchor: Fisher | None = None,
     fisher_alpha: float = 1.0,
+    literal: bool = False,
     **options: Unpack[Options],
 ) -> Adapter:
     """EATA: weighted and filtered entropy minimisation that stays near the source model (Niu et al., 2022).
@@ -160,15 +201,16 @@ def EATA(  # noqa: N802
         model: The source model; it is adapted in place.
         privacy: None, `Clip` or `DP`.
         margin: The entropy threshold, as a share of ln K.
-        similarity: The redundancy threshold (cosine similarity).
+        similarity: The redundancy threshold (cosine similarity); by default 0.05 sqrt(1000 / K).
         anchor: Fisher information from `adapt.fisher` on public images.
         fisher_alpha: The weight of the pull towards the source model.
+        literal: Weights with their gradient, as the paper writes them.
         **options: Arguments of `Adapter`.
 
     Returns:
         An adapter.
     """
-    method = eata(margin=margin, similarity=similarity, anchor=anchor, fisher_alpha=fisher_alpha)
+    method = eata(margin=margin, similarity=similarity, anchor=anchor, fisher_alpha=fisher_alpha, literal=literal)
     return Adapter(model, method, privacy=privacy, **options)
 
 
@@ -192,7 +234,7 @@ def SAR(  # noqa: N802
         margin: The entropy threshold, as a share of ln K.
         radius: The length of the perturbation.
         recovery: Reset to the source model when the mean entropy falls below this share of ln K.
-        share: Which part of the normalisation layers is adapted, from the first on.
+        share: Which part of the depth is adapted: by stages, where a net has four or more, else by blocks.
         **options: Arguments of `Adapter`.
 
     Returns:
@@ -211,6 +253,7 @@ def DeYO(  # noqa: N802
     threshold: float = 0.2,
     patches: int = 4,
     share: float = 0.75,
+    literal: bool = False,
     **options: Unpack[Options],
 ) -> Adapter:
     """DeYO: entropy minimisation weighted by how much a prediction depends on the object's shape (Lee et al., 2024).
@@ -224,13 +267,21 @@ def DeYO(  # noqa: N802
         weight_margin: Of the entropy weight.
         threshold: The least PLPD (pseudo-label probability difference).
         patches: Patches per side that are shuffled.
-        share: Which part of the normalisation layers is adapted, from the first on.
+        share: Which part of the depth is adapted: by stages, where a net has four or more, else by blocks.
+        literal: Weights with their gradient, as the paper writes them.
         **options: Arguments of `Adapter`.
 
     Returns:
         An adapter.
     """
-    method = deyo(margin=margin, weight_margin=weight_margin, threshold=threshold, patches=patches, share=share)
+    method = deyo(
+        margin=margin,
+        weight_margin=weight_margin,
+        threshold=threshold,
+        patches=patches,
+        share=share,
+        literal=literal,
+    )
     return Adapter(model, method, privacy=privacy, **options)
 
 
@@ -240,22 +291,24 @@ def COME(  # noqa: N802
     base: Base = "tent",
     evidence: Literal["opinion", "paper"] = "opinion",
     privacy: Privacy = None,
-    anchor: Fisher | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[ComeOptions],
 ) -> Adapter:
-    """COME: conservative entropy minimisation (Zhang et al., 2024), alone or inside `base`, with the base's published
-    constants.
+    """COME: conservative entropy minimisation (Zhang et al., 2024), alone or inside `base`.
 
     Args:
         model: The source model; it is adapted in place.
         base: The method that COME's uncertainty is used in.
         evidence: How logits become an opinion; "paper" is equation 8 as printed.
         privacy: None, `Clip` or `DP`.
-        anchor: Fisher information, for the base EATA.
-        **options: Arguments of `Adapter`.
+        **options: Constants of the base (margin, similarity, anchor, radius, threshold, …; by default as published),
+            and arguments of `Adapter`.
 
     Returns:
         An adapter.
+
+    Raises:
+        ValueError: The base has no such constant.
     """
-    constants: dict[str, object] = {"anchor": anchor} if base == "eata" else {}
-    return Adapter(model, come(base, evidence=evidence, **constants), privacy=privacy, **options)
+    constants = {name: value for name, value in options.items() if name in BaseConstants.__annotations__}
+    rest: Any = {name: value for name, value in options.items() if name not in constants}
+    return Adapter(model, come(base, evidence=evidence, **constants), privacy=privacy, **rest)

@@ -60,7 +60,7 @@ def follow(
         ValueError: The labels are not declared public.
     """
     if not public:
-        raise ValueError("Scores are computed without noise: say public=True if this data is public.")
+        raise ValueError("Scores are computed without noise: give public=True if this data is public.")
     right: Counter[str] = Counter()
     rows: Counter[str] = Counter()
     start = time.perf_counter()

@@ -60,7 +60,7 @@ def fisher(model: nn.Module, images: Tensor, *, public: bool = False, scheme: st
         ValueError: The images are not declared public.
     """
     if not public:
-        raise ValueError("The anchor is measured without noise: say public=True if these images are public.")
+        raise ValueError("The anchor is measured without noise: give public=True if these images are public.")
     if len(images) == 0:
         raise ValueError("The anchor needs some public images: a few hundred will do.")
     flags = {name: p.requires_grad for name, p in model.named_parameters()}

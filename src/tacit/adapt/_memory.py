@@ -1,4 +1,4 @@
-"""What an adapter remembers from step to step, beside parameters and optimiser."""
+"""What an adapter remembers from step to step, beside parameters and optimizer."""
 
 from __future__ import annotations
 

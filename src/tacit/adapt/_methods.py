@@ -6,6 +6,7 @@ and the same for all. Thresholds are shares of ln K.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -47,17 +48,23 @@ class RedundancyFilter(Filter):
     """Rows whose prediction is unlike the moving average of past ones (EATA's filter 2).
 
     Args:
-        similarity: The largest cosine similarity that is kept.
+        similarity: Rows below this cosine similarity are kept. None: 0.05 for the 1,000 classes of ImageNet, as
+            published, and in proportion to 1 / sqrt(K), which is how alike a one-hot prediction is to an even mix of K
+            classes: 0.5 for ten, where nothing would pass 0.05.
     """
 
-    similarity: float = 0.05
+    similarity: float | None = None
     per_sample = False
+
+    def threshold(self, classes: int) -> float:
+        """The similarity for so many classes."""
+        return 0.05 * math.sqrt(1000 / classes) if self.similarity is None else self.similarity
 
     def keep(self, view: View, unsure: Tensor) -> Tensor:
         if view.mean_probs is None:
             return torch.ones_like(unsure, dtype=torch.bool)
         alike = functional.cosine_similarity(view.mean_probs[None], view.logits.detach().softmax(1), dim=1)
-        return alike.abs() < self.similarity
+        return alike.abs() < self.threshold(view.logits.shape[1])
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,8 @@ class Method:
         sharpness: The radius of SAR's perturbation.
         filter_again: SAR's: filter once more after the perturbation.
         recovery: SAR's: reset to the source when the mean uncertainty falls below this share of ln K.
-        share: Of the normalisation layers, from the first on.
+        share: Of the depth: normalisation layers beyond it are left alone.
+        literal: Weights have a gradient, as the papers write it; in the authors' code they are constants.
     """
 
     name: str = "Tent"
@@ -105,16 +113,17 @@ class Method:
     sharpness: float | None = None  # radius of SAR's perturbation
     filter_again: bool = False  # SAR's: once more after the perturbation
     recovery: float | None = None  # SAR's: back to the source when the mean uncertainty falls below this share of ln K
-    share: float = 1.0  # of the normalisation layers, from the first on
+    share: float = 1.0  # of the depth: normalisation layers beyond it are left alone
+    literal: bool = False  # weights with their gradient, as the papers write them
 
     def weighted(self, view: View) -> Tensor:
-        """The loss of each row, weights inside and without gradient, as in the methods' own code."""
+        """The loss of each row, weights inside; without their gradient, as in the methods' own code, unless literal."""
         unsure = self.uncertainty(view.logits)
         if self.certainty_weight is None:
             return unsure
-        weight = torch.exp(self.certainty_weight * view.scale - unsure.detach())
+        weight = torch.exp(self.certainty_weight * view.scale - (unsure if self.literal else unsure.detach()))
         if self.structure_weight:
-            weight = weight + torch.exp(view.plpd())
+            weight = weight + torch.exp(view.plpd(graph=self.literal))
         return weight * unsure
 
     def keep(self, view: View, filters: tuple[Filter, ...] | None = None) -> Tensor:

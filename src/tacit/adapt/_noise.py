@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from tacit._guard_rails import warn_of_delta
 from tacit.adapt._privacy_config import DP
-from tacit.gradients import AdaptiveQuantile, ClippedSum
-from tacit.privacy import Guarantee, Ledger, Receipt, ReceiptError, Unit, leases
+from tacit.adapt._side_blocks import split
+from tacit.gradients import ClippedSum
+from tacit.privacy import Guarantee, Ledger, Neighbours, Receipt, ReceiptError, Unit, leases
 from tacit.privacy.events import StreamDpEvent
 from tacit.privacy.mechanisms import GaussianStream
-
-_COUNT = "count"  # the block in which AdaptiveQuantile tells how many were below the bound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ def open_account(
         warnings.warn(
             "No ledger was given: this run keeps its own in memory (not durable), and nothing stops a second run from "
             "spending the same budget again. Give ledger= to protect people over more than this run.",
-            stacklevel=4,
+            stacklevel=6,
         )
         ledger = Ledger("sqlite://")
     name = subject or "stream"
@@ -51,8 +52,9 @@ class NoisyStream:
     """Adds the noise of one stream, step by step; charges when the first step is there.
 
     Formal guarantee: the whole stream is one charge (`DP.event`). Each step's sum of clipped gradients goes through
-    `GaussianStream` once, on releases that were leased before; the clip of an adaptive policy follows released counts
-    only, whose noise and the gradient's together are what was charged.
+    `GaussianStream` once, on releases that were leased before, and with it what rides on the same release (the count of
+    an adaptive clip, statistics, the monitor): the noise of all blocks together is what was charged. The clip of an
+    adaptive policy follows released counts only.
     """
 
     def __init__(self, form: DP, account: Account, units: int) -> None:
@@ -60,6 +62,8 @@ class NoisyStream:
         self.account = account
         self.noise_multiplier = form.noise_multiplier()
         self._units = units
+        if form.horizon is not None:
+            warn_of_delta(form.delta, form.horizon * units, "unit", stacklevel=7)
         self._receipt: Receipt | None = None
         self._stream: GaussianStream | None = None
 
@@ -83,9 +87,34 @@ class NoisyStream:
         return self.account.ledger.spent(self.account.subject)
 
     @property
+    def durable(self) -> bool:
+        """Whether what is charged outlives the process."""
+        return self.account.ledger.durable
+
+    @property
+    def sensitivity(self) -> float:
+        """Of the noise's strategy: by how much it stretches a contribution; 1 before the charge."""
+        return 1.0 if self._stream is None else self._stream.sensitivity
+
+    @property
     def steps(self) -> int:
         """Releases used or given up: the number of the next one."""
         return 0 if self._receipt is None else self._receipt.used
+
+    def assumptions(self, unit: Unit, *, enforced: bool) -> list[str]:
+        """What the guarantee rests on, for the card; `enforced`: every batch said whose its rows are."""
+        contributions = self.form.contributions
+        times = "one row" if contributions == 1 else f"rows in at most {contributions} steps"
+        said = ["arrival times, batch sizes and the length of the stream are public"]
+        if not enforced:
+            said.append(f"assumes {times} per person: not every batch came with unit_ids, so it was not enforced")
+        elif self.form.neighbours is Neighbours.REPLACE_ONE:
+            said.append(f"a {unit} that takes another's place brings an id that nobody else has")
+        if not self.durable:
+            said.append("the ledger is in memory (not durable): it stops no second run on the same people")
+        if self.seeded:
+            said.append("seeded: not private")
+        return said
 
     def charge(self, note: str) -> None:
         """Pay for the stream, once, before anything is released. `Adapter._prepare` alone calls it."""
@@ -101,12 +130,22 @@ class NoisyStream:
         if receipt is not None and receipt.used >= (receipt.leased or 0):
             leases.extend(self.account.ledger, receipt, self.account.lease)
 
-    def release(self, total: ClippedSum, policy: object) -> dict[str, Tensor]:
-        """The sum of this step with its noise, on a release that was charged and leased before."""
+    def release(
+        self, total: ClippedSum, policy: object, shares: Mapping[str, float] | None = None
+    ) -> dict[str, Tensor]:
+        """The sum of this step with its noise, on a release that was charged and leased before.
+
+        `shares` says how much of the budget each block beside the gradient gets.
+        """
         if self._stream is None:
             raise ReceiptError("This stream was not charged: nothing can be released.")
-        split = self._split() if isinstance(policy, AdaptiveQuantile) else None
-        return self._stream.release(total, noise=split)
+        noise = split(self.noise_multiplier, total.bounds, dict(shares or {}), policy, self._units)
+        return self._stream.release(total, noise=noise)
+
+    def deviations(self, bounds: Mapping[str, float], shares: Mapping[str, float]) -> dict[str, float]:
+        """The standard deviation of the noise in the blocks beside the gradient, as if steps were independent."""
+        scale = self.noise_multiplier * self.sensitivity
+        return {name: scale / share**0.5 * bounds[name] for name, share in shares.items()}
 
     def reset(self) -> None:
         """A new noise block, with fresh noise."""
@@ -125,13 +164,3 @@ class NoisyStream:
     def resume(self, receipt: Receipt, stream: GaussianStream) -> None:
         """Go on with a stream that an earlier process paid for."""
         self._receipt, self._stream = receipt, stream
-
-    def _split(self) -> dict[str, float]:
-        """Noise of gradient and count, relative to their bounds, that together are what was paid for.
-
-        Andrew et al. (2021) give the count a standard deviation of a twentieth of the units, which is a tenth of them
-        relative to its bound of 1/2; at least twice the paid multiplier, so that the gradient's grows by 15% at most.
-        """
-        paid = self.noise_multiplier
-        count = max(self._units / 10, 2 * paid)
-        return {"gradient": (paid**-2 - count**-2) ** -0.5, _COUNT: count}

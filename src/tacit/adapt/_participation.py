@@ -1,4 +1,4 @@
-"""Who took part when: nobody in more than k steps, nor sooner than b steps after the last. Enforced, not believed."""
+"""Who took part when: no unit in more than k steps, nor sooner than b steps after the last. Enforced, not believed."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from tacit.gradients import Policy
 from tacit.privacy import Budget, Neighbours, accounting, events
+from tacit.privacy.correlated import Strategy, by_name
 from tacit.privacy.events import DpEvent
 
 BLOCKS = 1 << 20  # noise blocks that a stream is charged for: beyond `contributions` their number costs nothing
@@ -41,8 +42,8 @@ class DP:
         delta: For the whole stream.
         clip: The L2 bound of a unit's gradient, or a clip policy.
         noise: "independent" at every step, or "correlated" over a `horizon` of steps so that it cancels in the running
-            sum, at the same epsilon.
-        horizon: Steps of a block of correlated noise.
+            sum, at the same epsilon. By default correlated where a horizon is given, else independent.
+        horizon: The steps of the stream (or of an episode): of a block of correlated noise.
         filters: "per-sample" keeps the filters that look at one row alone, with the batch size as denominator (the
             paper's "v2").
         contributions: The most participations of a unit, in steps.
@@ -58,7 +59,7 @@ class DP:
     epsilon: float
     delta: float = 1e-6
     clip: float | Policy = 1.0
-    noise: Literal["independent", "correlated"] = "independent"
+    noise: Literal["independent", "correlated"] | None = None
     horizon: int | None = None
     filters: Literal["none", "per-sample"] = "none"
     contributions: int = 1
@@ -72,6 +73,8 @@ class DP:
             if self.delta == 0:
                 raise ValueError("Gaussian noise needs a delta above 0 (1e-6, say): it is never pure.")
         object.__setattr__(self, "neighbours", Neighbours(self.neighbours))
+        if self.noise is None:
+            object.__setattr__(self, "noise", "independent" if self.horizon is None else "correlated")
         if self.neighbours is Neighbours.ADD_REMOVE:
             raise ValueError("A stream has fixed slots: choose the relation replace-one or zero-out, not add-remove.")
         for name, allowed in (("noise", ("independent", "correlated")), ("filters", ("none", "per-sample"))):
@@ -120,6 +123,18 @@ class DP:
             separation=self.separation,
             blocks=BLOCKS,
         )
+
+    def strategy(self, steps: int) -> Strategy:
+        """The noise's strategy over its horizon, or over so many steps where none is given.
+
+        Args:
+            steps: Where there is no horizon.
+
+        Returns:
+            The strategy.
+        """
+        name = "independent" if self.noise == "independent" else "buffered"
+        return by_name(name, self.horizon or steps)
 
     def noise_multiplier(self) -> float:
         """The smallest noise, relative to the clip, that meets the budget."""

@@ -1,6 +1,6 @@
 """Saving an adapter and taking it up again.
 
-A checkpoint holds released values only and may be shared: parameters, optimiser, counters, and which receipt paid.
+A checkpoint holds released values only and may be shared: parameters, optimizer, counters, and which receipt paid.
 Keys and correlated noise go to a private file (0600) beside the ledger. After a clean save the run goes on exactly;
 after a kill it goes on from the checkpoint in a new noise block, at the step behind the last lease: `adapter.steps`
 says which batch is next, and none before it may be fed again.
@@ -34,11 +34,20 @@ _WRITTEN = {"EntropyFilter": "Certain", "RedundancyFilter": "Unusual", "PLPDFilt
 def save_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | None = None) -> None:
     """Write a checkpoint of an adapter; in the private form also the private file (keys), first.
 
+    Over several ranks all of them call it, and the first one writes.
+
     Args:
         adapter: The adapter.
         path: The checkpoint's file. It holds released values only and can be shared.
         private: The folder of the private file; by default that of the ledger's SQLite file.
     """
+    if adapter.team is None:
+        _save(adapter, path, private)
+    else:
+        adapter.team.alone(lambda: _save(adapter, path, private))
+
+
+def _save(adapter: Adapter, path: str | Path, private: str | Path | None) -> None:
     stream = adapter.stream
     secret = None
     if stream is not None and stream.stream is not None:
@@ -66,12 +75,28 @@ def resume_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | 
     Raises:
         ValueError: The checkpoint belongs to another model or other options.
     """
+    if adapter.team is None:
+        tensors, facts, exact = _resumed(adapter, path, private)
+    else:
+        team = adapter.team
+        found = team.alone(lambda: _resumed(adapter, path, private))
+        tensors = team.share_tensors(None if found is None else found[0])
+        facts, exact = team.share(None if found is None else found[1:])
+    _restore(adapter, tensors, facts)
+    return exact
+
+
+def _resumed(
+    adapter: Adapter, path: str | Path, private: str | Path | None
+) -> tuple[dict[str, Tensor], dict[str, Any], bool]:
+    """What a checkpoint says, and whether its stream goes on exactly."""
     tensors, facts = checkpoints.unpack("adapter", VERSION, Path(path))
+    facts["adapter"] = {"statistics": "source", "literal": False} | facts["adapter"]  # earlier versions do not say
     expected = _describe(adapter)
     for key, value in expected.items():
         if facts["adapter"].get(key) != value:
-            told = facts["adapter"].get(key)
-            raise ValueError(f"The checkpoint {path} is of another adapter: its {key} is {told!r}, not {value!r}.")
+            stored = facts["adapter"].get(key)
+            raise ValueError(f"The checkpoint {path} is of another adapter: its {key} is {stored!r}, not {value!r}.")
     if adapter.steps:
         raise ValueError("This adapter has begun already: resume a checkpoint with a new one.")
     exact = True
@@ -79,10 +104,8 @@ def resume_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | 
         if adapter.stream is None:
             raise ValueError("This checkpoint is of a private run: resume it with the same privacy and its ledger.")
         exact = _resume(adapter, adapter.stream, facts, private)
-    _restore(adapter, tensors, facts)
-    if adapter.stream is not None:
-        adapter.steps = max(adapter.steps, adapter.stream.steps)
-    return exact
+        facts["steps"] = max(facts["steps"], adapter.stream.steps)
+    return tensors, facts, exact
 
 
 def close_adapter(adapter: Adapter, *, private: str | Path | None = None) -> None:
@@ -141,19 +164,24 @@ def _describe(adapter: Adapter) -> dict[str, Any]:
         "batch size": adapter.batch_size,
         "optimiser": adapter.optimize,
         "parameters": {name: list(p.shape) for name, p in adapter.parameters.items()},
+        "statistics": adapter.kind,
     }
 
 
 def _pack(adapter: Adapter, secret: Secret | None) -> bytes:
     memory = adapter.memory
-    tensors = {f"parameter.{name}": p.detach() for name, p in adapter.parameters.items()}
+    tensors = {f"parameter.{name}": p.detach() for name, p in adapter.masters.values.items()}
     tensors |= {f"origin.{name}": value for name, value in adapter.origin.items()}
     tensors |= {f"{_MEMORY}{name}": value for name, value in (memory.last or {}).items()}
     if memory.mean_probs is not None:
         tensors["memory.usual"] = memory.mean_probs
-    state, scalars = checkpoints.optimiser_state(adapter.optimizer)
+    state, scalars = checkpoints.optimizer_state(adapter.optimizer)
     tensors |= state
     tensors["generator"] = adapter.generator.get_state()
+    if adapter.statistics is not None:
+        tensors["statistics"] = torch.cat(
+            [adapter.statistics.moments, torch.tensor([adapter.statistics.noise], dtype=torch.float64)]
+        )
     receipt = adapter.stream.receipt if adapter.stream is not None else None
     facts = {
         "adapter": _describe(adapter),
@@ -173,11 +201,14 @@ def _pack(adapter: Adapter, secret: Secret | None) -> bytes:
 
 
 def _restore(adapter: Adapter, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-    with torch.no_grad():
-        for name, parameter in adapter.parameters.items():
-            parameter.copy_(tensors[f"parameter.{name}"])
-            adapter.origin[name].copy_(tensors[f"origin.{name}"])
-    checkpoints.load_optimiser(adapter.optimizer, tensors, facts["optimiser"])
+    adapter.masters.load({name: tensors[f"parameter.{name}"] for name in adapter.parameters})
+    for name, origin in adapter.origin.items():
+        origin.copy_(tensors[f"origin.{name}"])
+    if adapter.statistics is not None:
+        *_, noise = told = tensors["statistics"].double().cpu()
+        adapter.statistics.moments, adapter.statistics.noise = told[:-1].clone(), float(noise)
+        adapter.statistics.publish()
+    checkpoints.load_optimizer(adapter.optimizer, tensors, facts["optimiser"])
     device = next(iter(adapter.parameters.values())).device
     last = {key.removeprefix(_MEMORY): value.to(device) for key, value in tensors.items() if key.startswith(_MEMORY)}
     adapter.memory.last = last or None

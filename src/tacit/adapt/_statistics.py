@@ -1,0 +1,176 @@
+"""The statistics of BatchNorm layers under shift: those of the source, of each batch, or private ones.
+
+A BatchNorm layer normalises by a mean and a variance per channel. Under shift those of the training data are wrong,
+and much of what adaptation gives such nets is new statistics. Published methods take those of the batch, which mixes
+rows. Here each unit's own moments are bounded and released with its gradient, and move the layer's from step to step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+Statistics = Literal["source", "batch", "private"]
+KINDS = ("source", "batch", "private")
+CALM = 0.1  # the deviation of the noise in a moment, in deviations of the source, that a net bears
+_PER_NUMBER = 0.5  # the root mean square of what a unit may add to each number, in deviations of the source
+_SMALLEST, _LARGEST = 0.05, 20.0  # of a variance, relative to the source's
+
+
+class BatchStatistics:
+    """Per-channel moments of every BatchNorm layer, measured against the source's mean and variance.
+
+    With z = (x - mean) / std by the *source's* statistics, a row's part is the mean over its positions of z and of
+    z^2 - 1, for every channel of every layer: zero where nothing has shifted. Released sums divided by the batch
+    size enter a moving average a <- (1 - rate) a + rate * new, that starts at the source. The noise
+    variance of that average is known, so each layer's part is shrunk by the positive-part James-Stein factor
+    max(0, 1 - noise / mean square): where noise drowns the moments, the layer stays with the source.
+
+    Formal guarantee: `width` numbers per unit, mean over the unit's rows, scaled to L2 norm `bound` =
+    sqrt(width) / 2 (a root mean square of half a standard deviation), computed from the unit's own rows and from
+    released statistics. One unit moves the sum by at most `bound` (twice, when replaced by another: the relation's
+    factor), and the sum leaves as a block of the step's joint Gaussian release (`_side_blocks`).
+
+    Args:
+        model: Its BatchNorm layers must have running statistics.
+        rate: Of the moving average.
+    """
+
+    def __init__(self, model: nn.Module, *, rate: float = 0.4) -> None:
+        self.layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+        self.rate = rate
+        self._source = [(_buffer(m, "running_mean").clone(), _buffer(m, "running_var").clone()) for m in self.layers]
+        self._sizes = [m.num_features for m in self.layers]
+        self.width = 2 * sum(self._sizes)
+        self.bound = _PER_NUMBER * math.sqrt(max(self.width, 1))
+        self.moments = torch.zeros(self.width, dtype=torch.float64)  # first all means, then all second moments
+        self.latest = torch.zeros_like(self.moments)  # what the last release said, per row
+        self.noise = 0.0  # the variance that noise has left in each of them
+
+    @contextmanager
+    def watched(self) -> Iterator[list[Tensor]]:
+        """While a model runs, its forward notes one tensor: rows x `width`, of the inputs of its BatchNorm layers."""
+        found: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        noted: list[Tensor] = []
+
+        def look(place: int) -> Any:
+            mean, var = self._source[place]
+            scale = torch.rsqrt(var + self.layers[place].eps)
+
+            def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+                x = inputs[0].detach()
+                shape = (1, -1, *([1] * (x.dim() - 2)))
+                z = ((x - mean.view(shape)) * scale.view(shape)).flatten(2) if x.dim() > 2 else (x - mean) * scale
+                z = z.float() if z.dim() > 2 else z.float()[..., None]
+                found.setdefault(place, []).append((z.mean(2), z.square().mean(2) - 1))
+
+            return hook
+
+        handles = [layer.register_forward_pre_hook(look(place)) for place, layer in enumerate(self.layers)]
+        try:
+            yield noted
+        finally:
+            for handle in handles:
+                handle.remove()
+            if len(found) == len(self.layers):
+                parts = [[torch.stack(each).mean(0) for each in zip(*found[p], strict=True)] for p in sorted(found)]
+                noted.append(torch.cat([part[i] for i in (0, 1) for part in parts], 1))
+
+    def mix(self, total: Tensor, part: float, size: int, deviation: float) -> None:
+        """Take in a released sum whose noise has this standard deviation, and set the layers by it.
+
+        `part` is how much of a full batch of `size` rows there was: a small batch moves the average less, and its noise
+        is that of a full one.
+        """
+        self.latest = total.to(self.moments) / size
+        self.moments = (1 - self.rate * part) * self.moments + self.rate * self.latest
+        self.noise = (1 - self.rate * part) ** 2 * self.noise + (self.rate * deviation / size) ** 2
+        self.publish()
+
+    def publish(self) -> None:
+        """Set every layer's mean and variance by the moments as they are."""
+        first, second = (torch.split(part, self._sizes) for part in self.moments.chunk(2))
+        with torch.no_grad():
+            for layer, (mean, var), one, two in zip(self.layers, self._source, first, second, strict=True):
+                shift, more = (self._shrunk(part).to(mean) for part in (one, two))
+                spread = (1 + more - shift.square()).clamp(_SMALLEST, _LARGEST)
+                _buffer(layer, "running_mean").copy_(mean + shift * (var + layer.eps).sqrt())
+                _buffer(layer, "running_var").copy_(var * spread)
+
+    def _shrunk(self, part: Tensor) -> Tensor:
+        power = float(part.square().mean())
+        return part * max(0.0, 1 - self.noise / power) if power > 0 else part
+
+    def reset(self) -> None:
+        """The source's statistics again."""
+        self.moments, self.noise = torch.zeros_like(self.moments), 0.0
+        self.publish()
+
+    def take_batch(self, forward: Callable[[], Any]) -> None:
+        """Set every layer's statistics to those of this batch, exactly: not private."""
+
+        def hook(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
+            x = given[0].detach()
+            axes = [axis for axis in range(x.dim()) if axis != 1]
+            _buffer(layer, "running_mean").copy_(x.mean(axes))
+            _buffer(layer, "running_var").copy_(x.var(axes, unbiased=False))
+
+        handles = [layer.register_forward_pre_hook(hook) for layer in self.layers]
+        try:
+            with torch.no_grad():
+                forward()
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def live(self) -> None:
+        """As published: every layer normalises by the batch, with its gradient through the batch's statistics."""
+        for layer in self.layers:
+            layer.train()
+            layer.track_running_stats = False  # the source's statistics stay where they are
+
+
+def best_share(*, lr: float, momentum: float, clip: float, steps: int, bound: float, rate: float) -> float:
+    """Which share of the budget the statistics get: what minimises the noise in the normalised activations.
+
+    Noise in a layer's scale or shift and noise in its mean or deviation move its output by the same amount per channel.
+    Per unit of the multiplier, the first has grown after T steps of momentum m to lr C sqrt(T) / (1 - m), and the
+    second, an average that forgets, stays at S sqrt(rate / (2 - rate)). With a share rho for the statistics the sum of
+    squares is a^2 / (1 - rho) + b^2 / rho, whose minimum is at rho = b / (a + b). All of it is public.
+
+    Returns:
+        The share, between 0.05 and 0.9.
+    """
+    grown = lr * clip * math.sqrt(steps) / (1 - momentum)
+    kept = bound * math.sqrt(rate / (2 - rate))
+    return min(0.9, max(0.05, kept / (grown + kept)))
+
+
+def calmest_rate(*, noise: float, share: float, bound: float, batch_size: int, fastest: float) -> float:
+    """The rate of the moving average: `fastest`, or less where noise would leave more than `CALM` in each number.
+
+    Per step and row the noise has the deviation s = z S / (sqrt(rho) B); an average of rate r keeps s sqrt(r/(2 - r)).
+    """
+    step = noise * bound / (math.sqrt(share) * batch_size)
+    if not step:
+        return fastest
+    kept = (CALM / step) ** 2
+    return min(fastest, 2 * kept / (1 + kept))
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether there is a BatchNorm layer."""
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
+
+
+def _buffer(layer: nn.Module, name: str) -> Tensor:
+    found = getattr(layer, name)
+    if not isinstance(found, Tensor):
+        raise ValueError("A BatchNorm layer without running statistics has none to start from.")
+    return found
