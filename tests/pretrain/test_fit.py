@@ -26,7 +26,7 @@ def small() -> ConvNet:
     return ConvNet(channels=1, classes=2, widths=(8,), depths=(1,))
 
 
-SHORT = Recipe(epochs=6, batch=32, lr=0.02, augment=Augment(rotate=0, scale=0, shift=0, erase=0.2))
+SHORT = Recipe(epochs=6, batch_size=32, lr=0.02, augment=Augment(rotate=0, scale=0, shift=0, erase=0.2))
 
 
 def test_it_learns_and_is_reproducible() -> None:
@@ -57,7 +57,7 @@ def test_progress_is_told_every_step() -> None:
         assert spent is None
         told.append((done, total))
 
-    fit(small(), stripes(64), public=True, epochs=2, batch=32, progress=progress)
+    fit(small(), stripes(64), public=True, epochs=2, batch_size=32, progress=progress)
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
@@ -122,7 +122,7 @@ def alike(first: nn.Module, second: nn.Module) -> bool:
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
-ROBUST: dict[str, Any] = {"public": True, "radius": 0.5, "perturb_batch": 40, "batch": 10, "steps": 14, "lr": 0.05}
+ROBUST: dict[str, Any] = {"public": True, "radius": 0.5, "perturb_batch": 40, "batch_size": 10, "steps": 14, "lr": 0.05}
 
 
 @pytest.mark.parametrize("method", ["sam", "amp", "dpadapter"])
@@ -177,7 +177,7 @@ def by_autograd(model: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[Tenso
 
 
 def test_dpadapter_on_all_rows_with_all_rows_is_amp() -> None:
-    options = ROBUST | {"batch": 60, "perturb_batch": 60}
+    options = ROBUST | {"batch_size": 60, "perturb_batch": 60}
     amp, adapter = (fit(mlp(), points(), method=m, **options) for m in ("amp", "dpadapter"))  # type: ignore[arg-type]
     for a, b in zip(amp.parameters(), adapter.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)  # the rows are added up in another order
@@ -310,7 +310,7 @@ def test_bad_input_is_refused_with_a_sentence() -> None:
         with pytest.raises(ValueError, match=words):
             fit(mlp(), data, **ROBUST)
     with pytest.raises(ValueError, match="only 60 rows to draw it from"):
-        fit(mlp(), points(), public=True, method="dpadapter", perturb_batch=61, batch=10, steps=1)
+        fit(mlp(), points(), public=True, method="dpadapter", perturb_batch=61, batch_size=10, steps=1)
     with pytest.raises(ValueError, match=r"lower lr or radius|not finite"):
         fit(mlp(), points(), **(ROBUST | {"lr": 1e300}))
     for wrong in (

@@ -148,7 +148,7 @@ def test_weights_come_back_bit_for_bit_and_only_the_update_stays() -> None:
     robust.revert()
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
     assert not robust.perturbed
-    # a step: what stays is what the optimiser would do at the old weights with that gradient
+    # a step: what stays is what the optimizer would do at the old weights with that gradient
     robust = Robust(sgd(model), radius=1e3, perturb_lr=1e3)
     backward(model, batch)
     robust.perturb()

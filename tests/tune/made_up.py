@@ -13,10 +13,12 @@ from torch import Tensor
 from tacit.privacy import Receipt, epsilon_of, grid_sum, mechanisms
 from tacit.tune import Hyperparameters
 
+DRY = "rehearsal"  # the stage of a receipt for a dry run
+
 
 @dataclass
 class Hill:
-    """A made-up objective: the best r grows with epsilon along a line, and what is lost grows with the distance.
+    """A synthetic objective: the best r grows with epsilon along a line, and what is lost grows with the distance.
 
     It makes its releases for real, so that receipts are used as they are meant to be.
     """
@@ -30,7 +32,8 @@ class Hill:
     def __call__(self, hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> float:
         for _ in range(hyperparameters.steps):
             mechanisms.gaussian_query(grid_sum(torch.ones(3), low=0.0, high=1.0), receipt)
-        self.seen.append((hyperparameters, mu))
+        if receipt.stage != DRY:
+            self.seen.append((hyperparameters, mu))
         best = self.slope * epsilon_of(mu, self.delta) + self.offset
         off = abs(torch.tensor(hyperparameters.r / best).log().item())
         return max(0.0, 0.95 - 0.2 * off)
@@ -60,8 +63,9 @@ def idle(hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> float
 
 
 def breaks(hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> float:
-    """Fails, with private words."""
-    del hyperparameters, mu, receipt
+    """Fails, with private words, once it is paid for: in the dry run before it works."""
+    if receipt.stage == DRY:
+        return works(hyperparameters, mu, receipt)
     raise ArithmeticError("patient 17 has a fever")
 
 

@@ -66,7 +66,7 @@ def test_a_receipt_of_another_run_is_refused() -> None:
     for extra in ({"epsilon": 1.0}, {"ledger": Ledger("sqlite://")}, {"subject": "x"}):
         with pytest.raises(ValueError, match="is paid for"):
             finetune.fit(probe(), data, optimizer=optimizer, delta=1e-5, size=400, receipt=receipt, **extra)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="Say epsilon="):
+    with pytest.raises(ValueError, match="Give epsilon="):
         finetune.fit(probe(), data, optimizer=optimizer, delta=1e-5, size=400)
 
 
@@ -113,6 +113,7 @@ def test_the_head_on_cached_features_is_the_whole_model() -> None:
         classes=3,
         size=400,
         receipt=charged(event)[1],
+        standardise=finetune.RowNorm(),
     ).model
     torch.testing.assert_close(trained(inputs), alone(inputs))
     loss = torch.nn.functional.cross_entropy(trained(inputs).double(), labels, reduction="none")
@@ -179,7 +180,7 @@ def test_rows_each_and_augment_reach_the_records() -> None:
             subject="people",
             trials=2,
             unit="patient",
-            curator=lambda _, wrong, told=told: told.append(wrong),
+            curator=lambda event, told=told: told.append(event.error),
         )
         assert told == ["", ""]
         assert found.model is not None

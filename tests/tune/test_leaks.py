@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from made_up import Hill, breaks, half, works
+from made_up import DRY, Hill, breaks, half, works
 from torch import Tensor, nn
 
 from tacit import finetune, tune
 from tacit.data._records import Rows
-from tacit.data._tensor_records import Table
+from tacit.data._tensor_records import TensorRecords
 from tacit.finetune import DPFTRL, DPGD, DPSGD, Optimizer
 from tacit.finetune._evaluation import right_by_unit
 from tacit.finetune._sources import as_records
@@ -78,8 +78,8 @@ def test_a_run_that_was_interrupted_is_not_begun_again_on_its_receipt(optimizer:
     receipt = ledger.charge("people", optimizer.event(10.0, 400), stage="tune")
     fit = partial(finetune.fit, optimizer=optimizer, delta=1e-5, scheme="linear", classes=3, receipt=receipt)
 
-    def interrupts(step: int, _: Any) -> None:
-        if step == 4:
+    def interrupts(event: Any) -> None:
+        if event.step == 4:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -99,8 +99,8 @@ def test_no_two_runs_begin_on_one_receipt() -> None:
     fit = partial(finetune.fit, optimizer=optimizer, delta=1e-5, scheme="linear", classes=3, receipt=receipt)
     refused: list[str] = []
 
-    def begins(step: int, _: Any) -> None:
-        if step == 0:
+    def begins(event: Any) -> None:
+        if event.step == 0:
             with pytest.raises(ReceiptError, match="has served a run already") as error:
                 fit(probe(), rows())
             refused.append(str(error.value))
@@ -208,7 +208,7 @@ def test_the_backbone_has_seen_every_row_before_the_first_charge() -> None:
     """A row that cannot be read has no features, and counts as wrong: nobody hears of it, then or later."""
     trainable = tune.Finetuning(probe(), Unreadable(400, {399}), classes=3, size=400)
     features = trainable._features
-    assert isinstance(features, Table)
+    assert isinstance(features, TensorRecords)
     assert torch.isfinite(features.inputs).all(1).tolist() == [True] * 399 + [False]
     assert trainable.score(probe())[399] == 0
 
@@ -223,7 +223,7 @@ def test_a_row_that_cannot_be_read_fails_no_trial() -> None:
         trials=2,
         ledger=ledger,
         subject="people",
-        curator=lambda _, wrong: told.append(wrong),
+        curator=lambda event: told.append(event.error),
     )
     assert told == ["", ""]
     assert found.model is not None
@@ -274,7 +274,7 @@ def test_a_task_that_cannot_be_scored_is_refused_before_there_is_a_trial() -> No
 def test_fixed_places_under_add_remove_are_refused_before_a_charge() -> None:
     ledger = Ledger("sqlite://")
     trainable = tune.Finetuning(probe(), rows(), classes=3, size=400, optimizer=in_batches)
-    with pytest.raises(ValueError, match="say neighbours='replace-one'"):
+    with pytest.raises(ValueError, match="give neighbours='replace-one'"):
         tune.linear_scaling(trainable, BOX, EIGHT, ledger=ledger, subject="people")
     assert charges(ledger) == 0
 
@@ -295,13 +295,13 @@ def test_chance_that_the_corners_do_not_tell_of_is_refused_by_the_ledger() -> No
 
 
 def by_batch(hyperparameters: tune.Hyperparameters) -> Optimizer:
-    return DPSGD(lr=hyperparameters.lr, steps=hyperparameters.steps, batch_size=hyperparameters.batch or 1)
+    return DPSGD(lr=hyperparameters.lr, steps=hyperparameters.steps, batch_size=hyperparameters.batch_size or 1)
 
 
 @pytest.mark.parametrize(("batch", "sampled"), [((100, 800), True), ((400, 800), False), ((399, 399), True)])
 def test_a_box_of_batches_is_sampled_if_any_of_them_is(batch: tuple[int, int], sampled: bool) -> None:
     trainable = tune.Finetuning(probe(), rows(), classes=3, size=400, optimizer=by_batch)
-    box = tune.Space(lr=(0.1, 1.0), steps=(2, 4), batch=batch)
+    box = tune.Space(lr=(0.1, 1.0), steps=(2, 4), batch_size=batch)
     assert is_sampled(trainable, box) is sampled
 
 
@@ -330,7 +330,7 @@ def test_no_trial_of_a_secret_number_is_heard_by_any_way(capfd: pytest.CaptureFi
         score=half,
         size=1000,
         mean=3,
-        curator=lambda _, wrong: told.append(wrong),
+        curator=lambda event: told.append(event.error),
     )
     os.write(1, b"after\n")
     assert set(told) == {""}
@@ -344,19 +344,23 @@ def test_a_final_run_that_fails_keeps_its_words_and_what_the_trials_found() -> N
     ledger, told, calls = Ledger("sqlite://"), [], []
 
     def trains(hyperparameters: tune.Hyperparameters, mu: float, receipt: Receipt) -> float:
-        calls.append(mu)
-        return (breaks if len(calls) == 7 else works)(hyperparameters, mu, receipt)
+        calls.append(mu)  # the dry run, six trials, the final run
+        return (breaks if len(calls) == 8 else works)(hyperparameters, mu, receipt)
 
-    found = tune.linear_scaling(
-        trains,
-        BOX,
-        ONE,
-        ledger=ledger,
-        subject="people",
-        score=half,
-        size=1000,
-        curator=lambda _, wrong: told.append(wrong),
-    )
+    with pytest.raises(tune.RunFailed, match=r"The final run failed\.") as failed:
+        tune.linear_scaling(
+            trains,
+            BOX,
+            ONE,
+            ledger=ledger,
+            subject="people",
+            score=half,
+            size=1000,
+            curator=lambda event: told.append(event.error),
+        )
+    found = failed.value.result
+    assert isinstance(found, tune.Scaled)
+    assert found.line.at(1.0) is not None
     assert found.model is None
     assert found.decisions[-1] == "The final run failed: there is no model."
     assert len(found.trials) == 6
@@ -367,7 +371,7 @@ def test_a_final_run_that_fails_keeps_its_words_and_what_the_trials_found() -> N
 
 def test_a_single_run_that_fails_keeps_its_words() -> None:
     point, told = tune.Hyperparameters(lr=0.1, steps=2), []
-    run = partial(tune.train, breaks, point, ONE, subject="people", curator=lambda _, wrong: told.append(wrong))
+    run = partial(tune.train, breaks, point, ONE, subject="people", curator=lambda event: told.append(event.error))
     with pytest.raises(tune.RunFailed, match="stays charged") as failed:
         run(ledger=Ledger("sqlite://"))
     assert "patient" not in "".join(traceback.format_exception(failed.value))
@@ -378,7 +382,9 @@ def test_a_single_run_that_fails_keeps_its_words() -> None:
 def test_an_interrupt_is_not_swallowed_and_leaves_everything_charged(search: str) -> None:
     ledger, given = Ledger("sqlite://"), []
 
-    def interrupted(_: Any, __: float, receipt: Receipt) -> float:
+    def interrupted(point: Any, mu: float, receipt: Receipt) -> float:
+        if receipt.stage == DRY:
+            return works(point, mu, receipt)
         given.append(receipt)
         raise KeyboardInterrupt
 

@@ -78,7 +78,7 @@ def test_a_line_that_leaves_the_box_is_clamped_and_says_so() -> None:
 
 
 def test_a_saved_line_reads_the_same(tmp_path: Path) -> None:
-    box = Space(lr=(0.001, 10.0), steps=(1, 100), batch=(16, 64))
+    box = Space(lr=(0.001, 10.0), steps=(1, 100), batch_size=(16, 64))
     made = fit_line([(0.1, 9.0), (0.2, 3.0)], space=box, delta=1e-6, axis="mu", way="balanced")
     made.save(tmp_path / "line.json")
     again = Line.load(tmp_path / "line.json")

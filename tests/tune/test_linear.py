@@ -112,28 +112,40 @@ def test_one_unit_moves_a_score_by_at_most_what_was_paid_for(neighbours: Neighbo
 def test_failed_trials_stay_charged_and_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     ledger, told = Ledger("sqlite://"), []
 
-    def trains(hyperparameters: tune.Hyperparameters, mu: float, receipt: Receipt) -> float:
-        if mu < 0.1:
-            return breaks(hyperparameters, mu, receipt)
-        return works(hyperparameters, mu, receipt)
+    with pytest.raises(tune.RunFailed, match="All 3 trials of sweep 1 failed, and the search has stopped") as failed:
+        tune.linear_scaling(
+            breaks,
+            BOX,
+            ONE,
+            ledger=ledger,
+            subject="people",
+            score=half,
+            size=1000,
+            curator=lambda event: told.append(event.error),
+        )
+    found = failed.value.result
+    assert found is not None
+    assert [trial.failed for trial in found.trials] == [True] * 3
+    assert (found.model, found.hyperparameters) == (None, None)
+    plan = tune.plan(ONE, 3, size=1000)
+    assert spent(ledger, "people") == pytest.approx(math.sqrt(3 * (plan.mu1**2 + plan.mu_score**2)), rel=1e-9)
+    left = ledger.remaining("people").mu
+    assert left == pytest.approx(math.sqrt(ONE.mu**2 - spent(ledger, "people") ** 2), rel=1e-6)
+    assert told == ["ArithmeticError: patient 17 has a fever"] * 3  # the curator's, and nobody else's
+    assert "patient" not in capsys.readouterr().out + str(failed.value) + repr(found) + repr(found.trials)
 
-    found = tune.linear_scaling(
-        trains,
-        BOX,
-        ONE,
-        ledger=ledger,
-        subject="people",
-        score=half,
-        size=1000,
-        curator=lambda _, why: told.append(why),
-    )
-    assert all(trial.failed for trial in found.trials)
-    assert found.decisions == ("No trial gave a score: r is the middle of the box.",)
-    assert found.hyperparameters is not None
-    assert found.hyperparameters.r == pytest.approx(BOX.at(0.5))
-    assert spent(ledger, "people") == pytest.approx(found.plan.mu, rel=1e-9)
-    assert told == ["ArithmeticError: patient 17 has a fever"] * 6  # the curator's, and nobody else's
-    assert "patient" not in capsys.readouterr().out + repr(found) + repr(found.trials)
+
+def test_a_sweep_in_which_some_trials_work_goes_on() -> None:
+    calls = []
+
+    def trains(hyperparameters: tune.Hyperparameters, mu: float, receipt: Receipt) -> float:
+        calls.append(receipt.stage)
+        return (breaks if len(calls) in (2, 3) else works)(hyperparameters, mu, receipt)
+
+    found = tune.linear_scaling(trains, BOX, ONE, ledger=Ledger("sqlite://"), subject="people", score=half, size=1000)
+    assert [trial.failed for trial in found.trials] == [True, True, False, False, False, False]
+    assert found.model == 0.5
+    assert calls == ["rehearsal"] + ["tune"] * 7
 
 
 def test_trials_in_processes_charge_one_ledger_and_a_killed_one_stays_charged(tmp_path: Path) -> None:
@@ -167,16 +179,16 @@ def test_what_other_processes_cannot_take_part_in_is_refused_before_a_charge(tmp
         tune.linear_scaling(works, BOX, ONE, ledger=Ledger("sqlite://"), **common)  # type: ignore[arg-type]
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
     with pytest.raises(ValueError, match="no lambda"):
-        tune.linear_scaling(lambda *_: 0.5, BOX, ONE, ledger=ledger, **common)  # type: ignore[arg-type]
+        tune.linear_scaling(lambda *given: works(*given), BOX, ONE, ledger=ledger, **common)  # type: ignore[arg-type]
     assert ledger.spent("people").epsilon == 0
 
 
 def test_refusals_before_anything_is_spent() -> None:
     ledger = Ledger("sqlite://")
     ask = partial(tune.linear_scaling, works, BOX, ONE, ledger=ledger, subject="people")
-    with pytest.raises(ValueError, match="Say size="):
+    with pytest.raises(ValueError, match="Give size="):
         ask(score=half)
-    with pytest.raises(ValueError, match="Say score="):
+    with pytest.raises(ValueError, match="Give score="):
         ask(size=1000)
     with pytest.raises(ValueError, match="needs at least 3 sweeps"):
         ask(score=half, size=1000, degree=2)

@@ -10,7 +10,7 @@ from typing import Any
 import optuna
 import pytest
 import torch
-from made_up import Hill, breaks, half, works
+from made_up import DRY, Hill, breaks, half, works
 from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 from torch import nn
@@ -43,11 +43,11 @@ def mus(ledger: Ledger) -> list[float]:
 
 
 def test_the_box_as_optuna_has_it() -> None:
-    box = tune.Space(lr=(0.01, 10.0), steps=(1, 9), batch=(16, 64), clip=(0.5, 0.5))
+    box = tune.Space(lr=(0.01, 10.0), steps=(1, 9), batch_size=(16, 64), clip=(0.5, 0.5))
     assert distributions(box) == {
         "lr": FloatDistribution(0.01, 10.0, log=True),
         "steps": IntDistribution(1, 9, log=True),
-        "batch": IntDistribution(16, 64, log=True),
+        "batch_size": IntDistribution(16, 64, log=True),
         "clip": FloatDistribution(0.5, 0.5, log=True),
     }
 
@@ -73,13 +73,13 @@ def test_every_trial_is_charged_and_the_study_sees_released_scores_alone() -> No
 
 def test_trials_that_fail_are_charged_and_told_as_failed() -> None:
     ledger, led = Ledger("sqlite://"), study()
-    found = tune.optuna_search(
-        led, breaks, BOX, ONE, trials=3, ledger=ledger, subject="people", score=half, size=10_000
-    )
+    with pytest.raises(tune.RunFailed, match="All 3 trials failed") as failed:  # of 9: the rest is kept
+        tune.optuna_search(led, breaks, BOX, ONE, trials=9, ledger=ledger, subject="people", score=half, size=10_000)
     assert [trial.state for trial in led.trials] == [TrialState.FAIL] * 3
     assert len(mus(ledger)) == 6
-    assert found.model is None
-    assert "patient" not in repr(found) + str(led.trials)
+    assert failed.value.result is not None
+    assert failed.value.result.decisions[0] == "Stopped after 3 of 9 trials: all have failed."
+    assert "patient" not in str(failed.value) + repr(failed.value.result) + str(led.trials)
 
 
 def test_a_search_ends_where_the_budget_does() -> None:
@@ -91,8 +91,8 @@ def test_a_search_ends_where_the_budget_does() -> None:
     assert len(found.trials) == 2
     assert found.model is not None
     assert found.guarantee.epsilon <= 2.0
-    nothing = tune.optuna_search(led, Hill(), BOX, Budget(2.0, 1e-5), trials=1, ledger=ledger, subject="people")
-    assert nothing.model is None
+    with pytest.raises(tune.RunFailed, match="No trial was run"):
+        tune.optuna_search(led, Hill(), BOX, Budget(2.0, 1e-5), trials=1, ledger=ledger, subject="people")
     assert len(mus(ledger)) == 4
 
 
@@ -105,7 +105,9 @@ def test_several_searches_share_a_study_a_ledger_and_a_budget() -> None:
 
 
 def test_an_interrupted_trial_is_not_left_open() -> None:
-    def interrupted(*_: Any) -> None:
+    def interrupted(point: Any, mu: float, receipt: Any) -> float:
+        if receipt.stage == DRY:
+            return works(point, mu, receipt)
         raise KeyboardInterrupt
 
     led = study()
@@ -146,7 +148,7 @@ def test_what_cannot_be_is_refused_before_anything_is_charged(monkeypatch: pytes
         (optuna.create_study(), Hill(), "direction='maximize'"),
         (optuna.create_study(directions=["maximize", "maximize"]), Hill(), "direction='maximize'"),
         (study(), sampled, "fixed in advance"),
-        (study(), works, "Say score="),
+        (study(), works, "Give score="),
     ):
         with pytest.raises(ValueError, match=words):
             tune.optuna_search(led, trainable, BOX, ONE, trials=2, ledger=ledger, subject="people")

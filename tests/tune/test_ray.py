@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from made_up import breaks, dies, half, works
 
-from tacit import tune
+from tacit import CuratorEvent, tune
 from tacit.privacy import Budget, Ledger, mu_of
 from tacit.privacy.events import from_json, gaussian, gaussian_noise
 
@@ -46,7 +46,7 @@ def test_what_tasks_cannot_take_part_in_is_refused(ledger: Ledger) -> None:
     with pytest.raises(ValueError, match="not memory"):
         search(Ledger("sqlite://"), works)
     with pytest.raises(ValueError, match="cannot be sent"):
-        search(ledger, lambda *_: None)
+        search(ledger, lambda *given: works(*given))
     with pytest.raises(ValueError, match="at least one worker"):
         tune.RayRunner(workers=0)
     assert mus(ledger) == []
@@ -92,7 +92,7 @@ def test_every_task_charges_the_same_ledger(ledger: Ledger) -> None:
 @pytest.mark.usefixtures("cluster")
 def test_a_killed_task_stays_charged_and_the_search_goes_on(ledger: Ledger) -> None:
     told: list[str] = []
-    found = search(ledger, dies, points=3, curator=lambda _, wrong: told.append(wrong))
+    found = search(ledger, dies, points=3, curator=lambda event: told.append(event.error))
     assert [trial.failed for trial in found.trials] == [False, False, True]
     assert len(mus(ledger)) == 6  # once each: it was not tried again
     assert found.model == 0.5
@@ -103,7 +103,7 @@ def test_a_killed_task_stays_charged_and_the_search_goes_on(ledger: Ledger) -> N
 @pytest.mark.usefixtures("cluster")
 def test_a_task_that_fails_keeps_its_words(ledger: Ledger, capfd: pytest.CaptureFixture[str]) -> None:
     told: list[str] = []
-    found = search(ledger, breaks, curator=lambda _, wrong: told.append(wrong))
+    found = search(ledger, breaks, curator=lambda event: told.append(event.error))
     assert found.model is None
     assert told == ["ArithmeticError: patient 17 has a fever"] * 2
     assert "patient" not in repr(found) + "".join(capfd.readouterr())
@@ -114,8 +114,8 @@ def test_a_task_that_fails_keeps_its_words(ledger: Ledger, capfd: pytest.Capture
 def test_a_task_that_the_ledger_refuses_is_a_failed_trial(ledger: Ledger) -> None:
     """Somebody else spends nearly everything once the search has begun."""
 
-    def spend(trial: tune.Trial, wrong: str) -> None:
-        del trial, wrong
+    def spend(event: CuratorEvent) -> None:
+        del event
         left = ledger.remaining("people").mu
         if left is not None and left > 0.01:
             ledger.charge("people", gaussian(1 / (left * 0.999)), stage="finetune")

@@ -9,8 +9,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from tacit import tune
-from tacit._refusals import Problem
+from tacit import ErrorEvent, tune
 from tacit.privacy import Budget, Ledger, Neighbours, epsilon_of, grid_sum, mechanisms, mu_of
 from tacit.privacy.events import from_json, repeat
 
@@ -157,11 +156,7 @@ def test_memory_is_the_machines_matter() -> None:
 
 @pytest.mark.parametrize("what", ["raises", "two dimensions"])
 def test_a_score_that_fails_as_a_whole_is_refused_before_the_charge(what: str) -> None:
-    heard: list[Problem] = []
-
-    class Notes:
-        def error(self, problem: Problem) -> None:
-            heard.append(problem)
+    heard: list[ErrorEvent] = []
 
     def score(share: float) -> Tensor:
         if what == "raises":
@@ -170,7 +165,7 @@ def test_a_score_that_fails_as_a_whole_is_refused_before_the_charge(what: str) -
 
     ledger = Ledger("sqlite://")
     with pytest.raises(ValueError, match="Nothing was charged") as error:
-        tune.noisy_selection([0.9, 0.4], score, ONE, ledger=ledger, subject="p", size=5000, curator=Notes())
+        tune.noisy_selection([0.9, 0.4], score, ONE, ledger=ledger, subject="p", size=5000, curator=heard.append)
     assert ledger.entries() == []
     assert error.value.__cause__ is None
     assert error.value.__context__ is None

@@ -22,7 +22,7 @@ def boxes(draw: st.DrawFn, *, more: bool = False) -> Space:
     return Space(
         lr=(lr, lr * draw(wide)),
         steps=(steps, steps + draw(st.integers(0, 2000))),
-        batch=(batch, batch + draw(st.integers(0, 4000))) if more and draw(st.booleans()) else None,
+        batch_size=(batch, batch + draw(st.integers(0, 4000))) if more and draw(st.booleans()) else None,
         clip=(clip, clip * draw(wide)) if more and draw(st.booleans()) else None,
     )
 
@@ -41,7 +41,7 @@ def test_r_is_hit_inside_the_box(space: Space, share: float, way: str, seed: int
     low, high = space.lr
     # whole numbers cannot always be made up for: by half of one where the learning rate has no room for it
     steps = space.steps
-    rest = 0.0 if space.batch is None else 0.5 / space.batch[0]
+    rest = 0.0 if space.batch_size is None else 0.5 / space.batch_size[0]
     slack = 0.0 if high / low >= 2 * (1 + rest) ** 2 else 0.5 / steps[0] + rest
     assert abs(math.log(point.r / r)) <= math.log1p(slack) + math.log(1 + 1e-9) + (slack > 0) * math.log(high / low)
 
@@ -78,7 +78,8 @@ def test_outside_is_the_nearest_end() -> None:
 
 def test_r_is_the_product_of_what_is_searched() -> None:
     assert Hyperparameters(lr=0.5, steps=10).r == 5
-    assert Hyperparameters(lr=0.5, steps=10, batch=32, clip=0.1).r == pytest.approx(16)
+    made = Hyperparameters(lr=0.5, steps=10, batch_size=32, clip=0.1)
+    assert made.r == pytest.approx(0.5)  # lr acts on the mean: a larger batch makes no longer steps
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ ONE = Budget(1.0, 1e-5)
 
 @dataclass
 class Splitting(Hill):
-    """A made-up trainable that can be split."""
+    """A synthetic trainable that can be split."""
 
     parts: list[Splitting] = field(default_factory=list)
 
@@ -86,7 +86,8 @@ def ids(part: tune.Finetuning) -> list[float]:
 
 def test_a_split_deals_everybody_to_one_part() -> None:
     inputs, labels = rows()
-    whole = tune.Finetuning(nn.Sequential(nn.Identity(), nn.Linear(4, 2)), (inputs, labels), size=640)
+    body = nn.Sequential(nn.Identity(), nn.Linear(4, 2))
+    whole = tune.Finetuning(body, (inputs, labels), size=640, standardise=None)
     few, rest = whole.split(0.25)
     assert (few.size, rest.size, whole.size) == (160, 480, 640)
     assert sorted(ids(few) + ids(rest)) == sorted(inputs[:, 0].tolist())
@@ -103,7 +104,11 @@ def test_a_split_keeps_owners_together() -> None:
     inputs, labels = rows()
     owners = torch.arange(600) // 3
     whole = tune.Finetuning(
-        nn.Sequential(nn.Identity(), nn.Linear(4, 2)), (inputs, labels, owners), size=200, unit="patient"
+        nn.Sequential(nn.Identity(), nn.Linear(4, 2)),
+        (inputs, labels, owners),
+        size=200,
+        unit="patient",
+        standardise=None,
     )
     few, rest = whole.split(0.5)
     mine = [{int(owners[inputs[:, 0] == value][0]) for value in ids(part)} for part in (few, rest)]
@@ -133,7 +138,7 @@ def test_a_part_stands_for_its_records() -> None:
     assert (len(part), part.uniforms, part.most_rows, part.scored_by) == (2, 2, 3, "unit")
     assert part.rows(torch.tensor([1, 0]), None) == ([3, 1], None)
     assert part.sizes.tolist() == [6, 8]
-    assert not hasattr(part, "made_up")
+    assert not hasattr(part, "synthetic")
     assert part.fingerprint() != other.fingerprint()
     assert part.labels().tolist() == [0, 1, 2, 3]
 
@@ -160,9 +165,9 @@ def test_both_parts_may_spend_everything_and_together_cost_no_more() -> None:
 
 @pytest.mark.parametrize(("scale", "lr", "batch"), [("size", 3.0 * 0.5, 96), ("keep", 0.5, 32), ("size", 10.0, 128)])
 def test_what_is_carried_over(scale: Any, lr: float, batch: int) -> None:
-    box = tune.Space(lr=(0.01, 10.0), steps=(1, 9), batch=(1, 128))
+    box = tune.Space(lr=(0.01, 10.0), steps=(1, 9), batch_size=(1, 128))
     found_lr, found_batch = (9.0, 100) if lr == 10.0 else (0.5, 32)
-    point = tune.Hyperparameters(lr=found_lr, steps=5, batch=found_batch)
+    point = tune.Hyperparameters(lr=found_lr, steps=5, batch_size=found_batch)
 
     def search(*_: Any, ledger: Ledger, subject: str, **__: Any) -> tune.Tuned:
         ledger.subject(subject, ONE)
@@ -172,7 +177,7 @@ def test_what_is_carried_over(scale: Any, lr: float, batch: int) -> None:
     found = tune.subset_search(
         hill, box, ONE, ledger=Ledger("sqlite://"), subject="people", rate=0.25, search=search, scale=scale
     )
-    assert found.hyperparameters == tune.Hyperparameters(lr=pytest.approx(lr), steps=5, batch=batch)
+    assert found.hyperparameters == tune.Hyperparameters(lr=pytest.approx(lr), steps=5, batch_size=batch)
     if scale == "size":
         assert found.decisions[0].startswith(f"3 times as many people: lr {found_lr:g} became {lr:g}")
 

@@ -77,7 +77,7 @@ def test_a_choice_is_for_the_units_of_the_score() -> None:
     ledger, options = Ledger("sqlite://"), {"subject": "people", "size": 100}
     score = tune.by_unit(range(100), lambda candidate, _: candidate, unit="patient")
     for named, wanted in (("sample", score), ("patient", half), ("user", owned().score)):
-        with pytest.raises(ValueError, match=r"say unit='patient'|does not say what its units are"):
+        with pytest.raises(ValueError, match=r"give unit='patient'|does not say what its units are"):
             tune.noisy_selection([0.1, 0.9], wanted, ONE, ledger=ledger, unit=named, **options)  # type: ignore[arg-type]
     assert ledger.subjects() == []
     chosen = tune.noisy_selection([0.1, 0.9], score, ONE, ledger=ledger, **options)  # type: ignore[arg-type]

@@ -96,13 +96,13 @@ def test_batches_drawn_by_chance_are_divided_by_their_mean_size() -> None:
         (inputs, (inputs[:, 0] > 0).long()),
         size=400,
         optimizer=lambda point: DPSGD(
-            lr=point.lr, steps=point.steps, batch_size=point.batch or 50, momentum=0.9, schedule="debiased"
+            lr=point.lr, steps=point.steps, batch_size=point.batch_size or 50, momentum=0.9, schedule="debiased"
         ),
     )
     ledger, budget = Ledger("sqlite://"), Budget(2.0, 1e-5)
-    with pytest.raises(ValueError, match="Say batch="):
+    with pytest.raises(ValueError, match="Give batch_size="):
         tune.adam_without_second_moment(tuned, budget, steps=4, ledger=ledger, subject="people")
-    found = tune.adam_without_second_moment(tuned, budget, steps=4, batch=100, ledger=ledger, subject="people")
+    found = tune.adam_without_second_moment(tuned, budget, steps=4, batch_size=100, ledger=ledger, subject="people")
     event = from_json(next(entry.body["event"] for entry in ledger.entries("people") if entry.kind == "charge"))
     sigma = event.event.event.noise_multiplier
     assert found.hyperparameters is not None
@@ -117,6 +117,6 @@ def test_what_cannot_be_is_refused_before_anything_is_charged() -> None:
             tune.adam_without_second_moment(
                 Hill(), Budget(1.0, 1e-5), steps=3, ledger=ledger, subject="people", **wrong
             )
-    with pytest.raises(ValueError, match="Say size="):
+    with pytest.raises(ValueError, match="Give size="):
         tune.adam_without_second_moment(works, Budget(1.0, 1e-5), steps=3, ledger=ledger, subject="people")
     assert ledger.entries() == []

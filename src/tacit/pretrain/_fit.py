@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from tacit.data import Table
+from tacit.data import TensorRecords
 from tacit.pretrain import _saving as saving
 from tacit.pretrain._plan import Method, Options, Perturbation, Training
 from tacit.pretrain._robust import Robust
@@ -58,7 +58,7 @@ def fit(
             ends at the very weights that it would have had.
         every: Steps between checkpoints.
         progress: True shows a bar; a function gets the same facts.
-        **training: Arguments of `Training`: epochs or steps, batch, rule, lr, momentum, weight_decay, decay, clip,
+        **training: Arguments of `Training`: epochs or steps, batch_size, rule, lr, momentum, weight_decay, decay, clip,
             augment, seed.
 
     Returns:
@@ -72,12 +72,12 @@ def fit(
         >>> from torch import nn
         >>> from tacit import pretrain
         >>> data = torch.randn(40, 4), torch.arange(40) % 2
-        >>> model = pretrain.fit(nn.Linear(4, 2), data, public=True, method="sam", radius=0.1, steps=5, batch=10)
+        >>> model = pretrain.fit(nn.Linear(4, 2), data, public=True, method="sam", radius=0.1, steps=5, batch_size=10)
         >>> model.training
         False
     """
     if not public:
-        raise ValueError("Pretraining protects nobody: say public=True if this data is public, or use finetune.")
+        raise ValueError("Pretraining protects nobody: give public=True if this data is public, or use finetune.")
     how = Perturbation(
         method=method,
         radius=radius,
@@ -92,8 +92,8 @@ def fit(
     if every < 1:
         raise ValueError(f"every is a number of steps, at least 1; got {every}.")
     rows = checked(as_table(data), model)
-    if len(rows) < plan.batch:
-        raise ValueError(f"{len(rows)} rows do not fill one batch of {plan.batch}.")
+    if len(rows) < plan.batch_size:
+        raise ValueError(f"{len(rows)} rows do not fill one batch of {plan.batch_size}.")
     if method == "dpadapter" and len(rows) < perturb_batch:
         raise ValueError(f"perturb_batch is {perturb_batch}, and there are only {len(rows)} rows to draw it from.")
     run = _Run(model, rows, plan, how)
@@ -112,18 +112,18 @@ def fit(
 
 
 class _Run:
-    """One run: its rows, its random numbers, its optimiser.
+    """One run: its rows, its random numbers, its optimizer.
 
     The random numbers of perturbations are their own, so that a radius of 0 leaves everything else as it is; those of
     the model itself (dropout) start anew in every step, from the seed and the step.
     """
 
-    def __init__(self, model: nn.Module, rows: Table, plan: Training, how: Perturbation) -> None:
+    def __init__(self, model: nn.Module, rows: TensorRecords, plan: Training, how: Perturbation) -> None:
         self.model, self.rows, self.plan, self.how = model, rows, plan, how
         self.steps = plan.total(len(rows))
         self.done = 0
         self.robust = Robust(
-            _optimiser(model, plan),
+            _optimizer(model, plan),
             method=how.method,
             radius=how.radius,
             perturb_lr=how.perturb_lr,
@@ -202,10 +202,10 @@ class _Run:
 
     def _batch(self, step: int) -> tuple[Tensor, Tensor]:
         """The next rows of a shuffled pass."""
-        place = step % (len(self.rows) // self.plan.batch)
+        place = step % (len(self.rows) // self.plan.batch_size)
         if place == 0:
             self._order = torch.randperm(len(self.rows), generator=self._draws)
-        return self._read(self._order[place * self.plan.batch :][: self.plan.batch], self._draws)
+        return self._read(self._order[place * self.plan.batch_size :][: self.plan.batch_size], self._draws)
 
     def _perturbing_gradient(self, batch: tuple[Tensor, Tensor]) -> None:
         """The gradient of the mean loss over the rows that perturb, at the weights as they are."""
@@ -228,7 +228,7 @@ class _Run:
         return (self.plan.seed * 1_000_003 + 2 * step + which) % 2**63
 
 
-def _optimiser(model: nn.Module, plan: Training) -> torch.optim.Optimizer:
+def _optimizer(model: nn.Module, plan: Training) -> torch.optim.Optimizer:
     groups = _groups(model, plan.weight_decay)
     if plan.rule == "adamw":
         return torch.optim.AdamW(groups, lr=plan.lr, betas=(plan.momentum, 0.999))

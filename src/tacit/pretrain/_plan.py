@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
+from tacit._deprecation import renamed_fields
 from tacit.pretrain._augment import Augment
 
 Method = Literal["standard", "sam", "amp", "dpadapter"]
@@ -55,18 +56,19 @@ class Perturbation:
         """Whether the weights are perturbed on the rows of the step itself."""
         return self.method in ("sam", "amp")
 
-    def passes(self, batch: int, steps: int) -> int:
+    def passes(self, batch_size: int, steps: int) -> int:
         """How many rows go forward and backward in so many steps: what training costs."""
         if self.method == "standard":
-            return batch * steps
+            return batch_size * steps
         perturbed = steps - self.first(steps)
-        return batch * steps + -(-perturbed // self.reuse) * (batch if self.own_batch else self.perturb_batch)
+        return batch_size * steps + -(-perturbed // self.reuse) * (batch_size if self.own_batch else self.perturb_batch)
 
     def first(self, steps: int) -> int:
         """The first step whose weights are perturbed."""
         return math.ceil(self.warmup * steps)
 
 
+@renamed_fields(batch="batch_size")
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """Steps, learning rate and update rule, by default those of the DPAdapter paper (section 5.1), but for its 1,000
@@ -75,7 +77,7 @@ class Training:
     Args:
         epochs: Passes over the data.
         steps: The number of steps, instead of `epochs`.
-        batch: The batch size.
+        batch_size: Rows of a step.
         rule: "sgd" or "adamw".
         lr: The learning rate.
         momentum: Of "sgd".
@@ -89,7 +91,7 @@ class Training:
 
     epochs: int = 10
     steps: int | None = None
-    batch: int = 50
+    batch_size: int = 50
     rule: Literal["sgd", "adamw"] = "sgd"
     lr: float = 0.1
     momentum: float = 0.9
@@ -100,7 +102,7 @@ class Training:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "steps", "batch"):
+        for name in ("epochs", "steps", "batch_size"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} is at least 1; got {value}.")
         if self.rule not in ("sgd", "adamw"):
@@ -114,7 +116,7 @@ class Training:
 
     def total(self, rows: int) -> int:
         """The number of steps on so many rows; the rows that do not fill a last batch sit an epoch out."""
-        return self.epochs * (rows // self.batch) if self.steps is None else self.steps
+        return self.epochs * (rows // self.batch_size) if self.steps is None else self.steps
 
     def pace(self, step: int, steps: int) -> tuple[float, float]:
         """Learning rate and momentum of a step."""
@@ -131,7 +133,7 @@ class Options(TypedDict, total=False):
 
     epochs: int
     steps: int | None
-    batch: int
+    batch_size: int
     rule: Literal["sgd", "adamw"]
     lr: float
     momentum: float
@@ -142,13 +144,14 @@ class Options(TypedDict, total=False):
     seed: int
 
 
+@renamed_fields(batch="batch_size")
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """AdamW on one cycle of the learning rate, with augmentation: how the package's own small nets are trained.
 
     Args:
         epochs: Passes over the data.
-        batch: The batch size.
+        batch_size: Rows of a step.
         lr: The largest learning rate.
         weight_decay: Decoupled weight decay.
         augment: Data augmentation.
@@ -156,7 +159,7 @@ class Recipe:
     """
 
     epochs: int = 8
-    batch: int = 128
+    batch_size: int = 128
     lr: float = 4e-3
     weight_decay: float = 0.05
     augment: Augment | None = field(default_factory=Augment)
@@ -166,7 +169,7 @@ class Recipe:
         """The same as options of `fit`."""
         return {
             "epochs": self.epochs,
-            "batch": self.batch,
+            "batch_size": self.batch_size,
             "rule": "adamw",
             "lr": self.lr,
             "weight_decay": self.weight_decay,

@@ -1,4 +1,4 @@
-"""`Robust`: any torch optimiser, with the gradient taken where the weights are perturbed for the worse."""
+"""`Robust`: any torch optimizer, with the gradient taken where the weights are perturbed for the worse."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEAST = 0.01  # what a weight counts for at least, beside its own size, in an a
 
 
 class Robust:
-    """A torch optimiser that steps by the gradient at perturbed weights. In a loop of one's own:
+    """A torch optimizer that steps by the gradient at perturbed weights. In a loop of one's own:
 
         loss(model, large_batch).backward()
         robust.perturb()                     # from that gradient, which it then forgets
@@ -25,7 +25,7 @@ class Robust:
     `robust.step(closure)` does it all on one batch, for a closure that clears gradients, computes the loss and its
     gradient, and returns it. With `reuse=m` a perturbation serves m steps: ask `robust.due` whether this one needs a
     new gradient. `model`: its running statistics do not follow what happens under perturbed weights. Learning-rate
-    schedules hold on to the optimiser inside, `robust.optimizer`.
+    schedules hold on to the optimizer inside, `robust.optimizer`.
 
     Guarantee: the perturbation is no longer than `radius` (of an adaptive one, each weight's part measured against that
     weight), and `revert` restores the weights bit for bit.
@@ -102,7 +102,7 @@ class Robust:
         self._kept = []
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
-        """Revert, then let the optimiser step by the gradients at hand; with a closure, get these first.
+        """Revert, then let the optimizer step by the gradients at hand; with a closure, get these first.
 
         Returns the closure's loss at the perturbed weights.
         """
@@ -122,7 +122,7 @@ class Robust:
         self.optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The perturbation in use and the state of the optimiser inside."""
+        """The perturbation in use and the state of the optimizer inside."""
         if self.perturbed:
             raise ValueError("The weights are perturbed now: save after step() or revert().")
         delta = None if not self._left or self._delta is None else [change.clone() for change in self._delta]

@@ -7,23 +7,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.data import Table
+from tacit.data import TensorRecords
 
 _ROWS = 4096  # looked at, or tried, at a time
 
 
-def as_table(data: Any) -> Table:
+def as_table(data: Any) -> TensorRecords:
     """(inputs, labels), a data set of (input, label) items, or a table as it is."""
-    if isinstance(data, Table):
+    if isinstance(data, TensorRecords):
         return data
     if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
-        return Table(*data)
+        return TensorRecords(*data)
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, Tensor | tuple | list):
-        return Table(data)
+        return TensorRecords(data)
     raise ValueError("Data is (inputs, labels), two tensors, or a data set of (input, label) items.")
 
 
-def checked(rows: Table, model: nn.Module) -> Table:
+def checked(rows: TensorRecords, model: nn.Module) -> TensorRecords:
     """The same rows, if the model takes them, they are finite and their labels are among its outputs."""
     labels = rows.labels()
     if labels.dim() != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
@@ -40,7 +40,7 @@ def checked(rows: Table, model: nn.Module) -> Table:
 
 
 @torch.no_grad()
-def said(model: nn.Module, rows: Table, index: Tensor) -> Tensor:
+def said(model: nn.Module, rows: TensorRecords, index: Tensor) -> Tensor:
     """What the model says of some rows, in evaluation mode; its own mode is left as it was."""
     modes = [(module, module.training) for module in model.modules()]
     inputs = rows.read(index)

@@ -28,7 +28,7 @@ def save(
     generators: list[torch.Generator],
 ) -> None:
     """Write what the step after `step` depends on."""
-    kept, scalars = checkpoints.optimiser_state(robust.optimizer)
+    kept, scalars = checkpoints.optimizer_state(robust.optimizer)
     state = robust.state_dict()
     tensors = {f"model.{name}": value.clone() for name, value in model.state_dict().items()} | kept | {"order": order}
     tensors |= {f"generator.{place}": generator.get_state() for place, generator in enumerate(generators)}
@@ -49,7 +49,7 @@ def load(
         )
     device = next(model.parameters()).device
     model.load_state_dict(_under(tensors, "model."))
-    checkpoints.load_optimiser(robust.optimizer, tensors, facts["scalars"])
+    checkpoints.load_optimizer(robust.optimizer, tensors, facts["scalars"])
     delta: Any = [change.to(device) for change in _under(tensors, "delta.").values()]
     robust.load_state_dict({"optimizer": robust.optimizer.state_dict(), "left": facts["left"], "delta": delta or None})
     for place, generator in enumerate(generators):

@@ -2,6 +2,8 @@
 
 from tacit._deprecation import renamed_attributes
 from tacit.tune._baselines import grid_search, random_search
+from tacit.tune._default import suggest
+from tacit.tune._default_search import default_search
 from tacit.tune._dp_adam_wosm import adam_without_second_moment, dpgd_wosm
 from tacit.tune._finetuning import Finetuning, dpgd
 from tacit.tune._line import Line, fit_line
@@ -37,6 +39,7 @@ __all__ = [
     "Tuned",
     "adam_without_second_moment",
     "by_unit",
+    "default_search",
     "dpgd",
     "dpgd_wosm",
     "fit_line",
@@ -49,6 +52,7 @@ __all__ = [
     "random_search",
     "repeat_and_select",
     "subset_search",
+    "suggest",
     "train",
 ]
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tacit._context import IN_CONTEXT, PrivacyContext, takes_context
+from tacit._curator import Curator
 from tacit.privacy import Budget, Ledger, Neighbours, Unit
 from tacit.privacy.events import check_count
 from tacit.progress import shown
 from tacit.recipes import Progress
 from tacit.tune import _budget_split as equal
 from tacit.tune._plan import SHAVE, score_share
-from tacit.tune._runners import Curator, Runner, SerialRunner
+from tacit.tune._rehearsal import lowest, rehearse
+from tacit.tune._runners import Runner, SerialRunner
 from tacit.tune._sampled import is_sampled
 from tacit.tune._search import SearchSession, Tuned, chance_of, needed, unit_of
 from tacit.tune._space import Space
-from tacit.tune._trainable import Score, Trainable, score_of, size_of
+from tacit.tune._trainable import Score, Trainable, check_space, score_of, size_of
 
 
 @takes_context
@@ -68,7 +70,7 @@ def random_search(
         unit: The kind of unit; by default that of the trainable or score.
         neighbours: The neighbouring relation.
         runner: How trials run: `SerialRunner` (the default), `Processes(2)`, `RayRunner`.
-        curator: Receives private facts and errors; no one else does.
+        curator: Called with a `tacit.TrialEvent` for each trial.
         draw_seed: Fixes which points are tried: public.
         seed: Reproducible noise: "seeded: not private".
         progress: True shows a bar; a function gets the same facts.
@@ -78,7 +80,9 @@ def random_search(
         The best model, all trials and what the search cost.
 
     Raises:
+        Refusal: The trainable or the score failed in a dry run; nothing was charged.
         BudgetExceeded: The subject cannot afford it; nothing was charged.
+        RunFailed: No trial gave a model; `curator` knows why.
     """
     del context  # its arguments are here; see takes_context
     check_count(trials, "trials")
@@ -100,12 +104,14 @@ def random_search(
         seed=seed,
     )
     mu, mu_score = budget.mu * SHAVE, None
+    check_space(trainable, space)
+    rehearse(trainable, lowest(space), mu, neighbours, score=session.score, size=session.size, curator=curator)
     if several:
         mu, mu_score = equal.share(budget, trials, size=session.size, precision=precision, scores=scores)
     sampled = is_sampled(trainable, space)
     mu = equal.declare(session, points, mu, mu_score, budget, unit=unit, sampled=sampled)
-    with shown(progress) as told:
-        session = replace(session, progress=told)
+    with shown(progress) as bar:
+        session = replace(session, progress=bar)
         if mu_score is not None:
             done = session.trials(points, mu, mu_score, name="random search", keep=True)
             return equal.chosen(session, done, mu, unit=unit)
@@ -171,7 +177,7 @@ def grid_search(
         unit: The kind of unit; by default that of the trainable or score.
         neighbours: The neighbouring relation.
         runner: How trials run: `SerialRunner` (the default), `Processes(2)`, `RayRunner`.
-        curator: Receives private facts and errors; no one else does.
+        curator: Called with a `tacit.TrialEvent` for each trial.
         seed: Reproducible noise: "seeded: not private".
         progress: True shows a bar; a function gets the same facts.
         context: A `tacit.PrivacyContext` instead of the arguments that it has: ledger, subject, unit, …
@@ -180,12 +186,14 @@ def grid_search(
         The best model, all trials and what the search cost.
 
     Raises:
+        Refusal: The trainable or the score failed in a dry run; nothing was charged.
         BudgetExceeded: The subject cannot afford it; nothing was charged.
+        RunFailed: No trial gave a model; `curator` knows why.
     """
     del context  # its arguments are here; see takes_context
     own = each or budget
     if own is None:
-        raise ValueError("Say budget=, what all points share, or each=, what every one of them gets.")
+        raise ValueError("Give budget=, what all points share, or each=, what every one of them gets.")
     equal.check_budget(own)
     places = list(space.grid(points))
     unit = unit_of(trainable, unit)
@@ -201,6 +209,8 @@ def grid_search(
         curator=curator,
         seed=seed,
     )
+    check_space(trainable, space)
+    rehearse(trainable, lowest(space), own.mu, neighbours, score=session.score, size=session.size, curator=curator)
     if each is None:
         mu, mu_score = equal.share(own, len(places), size=session.size, precision=precision, scores=scores)
     else:
@@ -208,7 +218,7 @@ def grid_search(
         mu_score = score_share(each, mu, 1, size=session.size, precision=precision, scores=scores)
     sampled = is_sampled(trainable, space)
     mu = equal.declare(session, places, mu, mu_score, budget, unit=unit, sampled=sampled, fixed=each is not None)
-    with shown(progress) as told:
-        session = replace(session, progress=told)
+    with shown(progress) as bar:
+        session = replace(session, progress=bar)
         done = session.trials(places, mu, mu_score, name="grid search", keep=True)
         return equal.chosen(session, done, mu, unit=unit)

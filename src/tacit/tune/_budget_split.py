@@ -9,7 +9,7 @@ from dataclasses import replace
 from tacit.privacy import Budget, Guarantee, Unit, accounting, epsilon_of, events
 from tacit.privacy.events import DpEvent
 from tacit.tune._plan import SHAVE, score_share
-from tacit.tune._search import SearchSession, Tuned, best, check_affordable, open_subject, unit_of
+from tacit.tune._search import SearchSession, Tuned, best, check_affordable, open_subject, unit_of, without_model
 from tacit.tune._space import Hyperparameters
 from tacit.tune._trials import Trial, event_of
 
@@ -73,11 +73,14 @@ def declare(
 def chosen(
     session: SearchSession, done: Sequence[Trial], mu: float, *, unit: Unit | str, decisions: tuple[str, ...] = ()
 ) -> Tuned:
-    """The best of some trials as the result of a search. All models were released, so its own needs no other run."""
+    """The best of some trials as the result of a search. All models were released, so its own needs no other run.
+
+    Raises `RunFailed` if none has a score: nobody takes a search without a model for a success.
+    """
     winner = best(done)
     if winner is None:
         decisions = (*decisions, "No trial gave a score: there is no model.")
-    return Tuned(
+    result = Tuned(
         model=None if winner is None else winner.model,
         hyperparameters=None if winner is None else winner.hyperparameters,
         trials=tuple(replace(trial, model=None) for trial in done),
@@ -85,6 +88,9 @@ def chosen(
         decisions=decisions,
         final_run_guarantee=session.alone(mu, unit),
     )
+    if winner is None:
+        raise without_model(f"All {len(done)} trials failed." if done else "No trial was run.", result)
+    return result
 
 
 def _filled(used: Callable[[float], float], mu: float) -> float:

@@ -7,12 +7,14 @@ variance of the noise. With that constant in its place Adam is momentum with a l
 from __future__ import annotations
 
 from tacit._context import IN_CONTEXT, PrivacyContext, takes_context
+from tacit._curator import Curator
+from tacit._deprecation import renamed_argument
 from tacit.finetune import DPGD, Optimizer
 from tacit.privacy import Budget, Ledger, Neighbours, Unit, released
 from tacit.privacy.events import DpEvent, leaves
 from tacit.tune._budget_split import check_budget, declare
 from tacit.tune._plan import SHAVE
-from tacit.tune._runners import Curator
+from tacit.tune._rehearsal import rehearse
 from tacit.tune._search import SearchSession, Tuned, needed, unit_of
 from tacit.tune._space import Hyperparameters
 from tacit.tune._trainable import Trainable, sampled_at, size_of
@@ -51,7 +53,7 @@ def adam_without_second_moment(
     subject: str = IN_CONTEXT,
     lr: float = 0.001,
     clip: float | None = None,
-    batch: int | None = None,
+    batch_size: int | None = None,
     size: int | None = None,
     stabiliser: float = 1e-8,
     unit: Unit | str | None = None,
@@ -59,12 +61,13 @@ def adam_without_second_moment(
     curator: Curator | None = None,
     seed: int | None = None,
     context: PrivacyContext | None = None,
+    batch: int | None = None,
 ) -> Tuned:
     """One run at the whole budget whose learning rate follows from its noise; the number of steps is given.
 
     A step is lr * m / (noise + stabiliser), where m is Adam's first moment of the released mean gradients and `noise`
-    the standard deviation of the noise in one of them: sigma * clip / size (or / batch, for Poisson subsampling). So
-    the trainable is called with the learning rate lr / (noise + stabiliser) and has to step along m: for a
+    the standard deviation of the noise in one of them: sigma * clip / size (or / batch_size, for Poisson subsampling).
+    So the trainable is called with the learning rate lr / (noise + stabiliser) and has to step along m: for a
     `Finetuning`, give it `optimizer=dpgd_wosm`.
 
     Formal guarantee: one run of the budget's mu (with Poisson-subsampled batches: of its (epsilon, delta), by PLD). The
@@ -80,25 +83,27 @@ def adam_without_second_moment(
         subject: The data set's name in the ledger.
         lr: Adam's learning rate.
         clip: The clip, if the trainable takes it from hyperparameters.
-        batch: The expected batch size, for Poisson subsampling.
+        batch_size: The expected batch size, for Poisson subsampling.
         size: The public number of units; a `Finetuning` has its own.
         stabiliser: Keeps the divisor away from zero.
         unit: The kind of unit; by default that of the trainable or score.
         neighbours: The neighbouring relation.
-        curator: Receives private facts and errors; no one else does.
+        curator: Called with a `tacit.TrialEvent` for each trial.
         seed: Reproducible noise: "seeded: not private".
         context: A `tacit.PrivacyContext` instead of the arguments that it has: ledger, subject, unit, …
+        batch: The earlier name of `batch_size`; it warns.
 
     Returns:
         The model and what it cost.
     """
     del context  # its arguments are here; see takes_context
+    batch_size = renamed_argument("batch", batch, "batch_size", batch_size, where="adam_without_second_moment")
     check_budget(budget)
     if not (lr > 0 and stabiliser >= 0):
         raise ValueError("lr is above 0 and stabiliser not negative.")
     relation, people = Neighbours(neighbours), needed(size_of(trainable, size), "size")
     mu = budget.mu * SHAVE
-    point = Hyperparameters(lr=lr, steps=steps, batch=batch, clip=clip)
+    point = Hyperparameters(lr=lr, steps=steps, batch_size=batch_size, clip=clip)
     by_chance = sampled_at(trainable, point)
     unit = unit_of(trainable, unit)
     session = SearchSession(
@@ -110,13 +115,14 @@ def adam_without_second_moment(
         curator=curator,
         seed=seed,
     )
-    if by_chance and batch is None:
-        raise ValueError("Say batch=, the mean size of the batches that are drawn: sums are divided by it.")
+    if by_chance and batch_size is None:
+        raise ValueError("Give batch_size=, the mean size of the batches that are drawn: sums are divided by it.")
     _sigma(event_of(trainable, point, mu, relation))
+    rehearse(trainable, point, mu, relation, curator=curator)
     mu = declare(session, [point], mu, None, budget, unit=unit, sampled=by_chance)
     event = event_of(trainable, point, mu, relation)
-    noise = _sigma(event) * (1.0 if clip is None else clip) / (batch if by_chance and batch else people)
-    found = Hyperparameters(lr=lr / (noise + stabiliser), steps=steps, batch=batch, clip=clip)
+    noise = _sigma(event) * (1.0 if clip is None else clip) / (batch_size if by_chance and batch_size else people)
+    found = Hyperparameters(lr=lr / (noise + stabiliser), steps=steps, batch_size=batch_size, clip=clip)
     return Tuned(
         model=session.train(found, mu, event, note="adam without second moment"),
         hyperparameters=found,

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from copy import copy, deepcopy
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from tacit._deprecation import renamed_argument
-from tacit.data import Records, Table, unit_ids_of
+from tacit.data import Records, TensorRecords, unit_ids_of
 from tacit.finetune import (
     DPGD,
     Backbone,
     Classes,
     Optimizer,
+    RowNorm,
+    RowNormalizer,
+    Standardise,
     Task,
     agree,
     as_records,
@@ -32,11 +37,12 @@ from tacit.finetune import (
     right_by_unit,
 )
 from tacit.models import head_of
-from tacit.privacy import Neighbours, Receipt, Unit, epsilon_of
+from tacit.privacy import Budget, Ledger, Neighbours, Receipt, Unit, epsilon_of
 from tacit.privacy.events import DpEvent, check_count, gaussian_noise
+from tacit.tune._default import suggest
 from tacit.tune._random_split import Part, coins, part_of
 from tacit.tune._search import unit_of
-from tacit.tune._space import Hyperparameters
+from tacit.tune._space import Hyperparameters, Space
 
 _OPTIONS = {"rows_each", "augment", "init", "microbatch", "seed"}  # of `fit`, that a trial may have
 
@@ -57,13 +63,13 @@ def dpgd(hyperparameters: Hyperparameters) -> Optimizer:
 class Finetuning:
     """A trainable for every search of `tune`: trains a copy of `model` with `finetune.fit`.
 
-    With scheme "linear" the backbone runs over the data once, here, however many trials there are. Invalid combinations
-    are refused here, before any charge.
+    With scheme "linear" the backbone runs over the data once, here, however many trials there are, and each row's
+    features are scaled to norm 1 (see `standardise`). Invalid combinations are refused here, before any charge.
 
     Formal guarantee: a run on a receipt of `event`. Of steps over everybody that is worth exactly mu; of subsampled
     batches it is (epsilon, delta)-private where a Gaussian release of mu is, by PLD, and the search composes all
     runs by PLD as well. A unit's score is the mean over its rows of a number between 0 and 1, each computed from
-    its row alone (checked on made-up rows).
+    its row alone (checked on synthetic rows).
 
     Args:
         model: The model.
@@ -81,6 +87,8 @@ class Finetuning:
         measure: What a trial is scored by. "loss": 1 less the loss, which is clipped at twice that of a blind guess;
             unlike "accuracy" it sees the scale of a head, and tells a start that has hardly moved from one that has
             learnt.
+        standardise: What is done to cached features. "auto", a rule that looks at nothing: `RowNorm()`, which is free,
+            wherever there are cached features, and nothing elsewhere. A `RowNorm` whose centre is public, or None.
         **options: Further arguments of `fit`: rows_each, augment, init, microbatch, seed.
 
     Raises:
@@ -104,12 +112,18 @@ class Finetuning:
         head: Literal["new", "keep"] = "new",
         bias: bool = True,
         measure: Literal["loss", "accuracy"] = "loss",
+        standardise: RowNorm | Literal["auto"] | None = "auto",
         optimiser: Callable[[Hyperparameters], Optimizer] | None = None,
         **options: Any,
     ) -> None:
         optimizer = renamed_argument(
             "optimiser", optimiser, "optimizer", optimizer, where="tune.Finetuning", default=dpgd
         )
+        if not callable(optimizer) or isinstance(optimizer, Optimizer):
+            raise TypeError(
+                "tune.Finetuning needs optimizer=, a function of hyperparameters that makes an optimizer, such as "
+                "lambda p: finetune.DPSGD(batch_size=…, steps=p.steps, lr=p.lr)."
+            )
         if measure not in ("loss", "accuracy"):
             raise ValueError(f"A trial is scored by its loss or its accuracy; got {measure!r}.")
         self.measure = measure
@@ -119,21 +133,23 @@ class Finetuning:
         self._task: Task = task or Classes(classes if classes is not None else head_of(model)[1].out_features)
         if measure == "loss" and not hasattr(self._task, "confidence"):
             raise ValueError(
-                "This task does not say how sure a model is: give it `confidence`, or say measure='accuracy'."
+                "This task does not say how sure a model is: give it `confidence`, or give measure='accuracy'."
             )
         self._model = model
         if unknown := set(options) - _OPTIONS:
             known = ", ".join(sorted(_OPTIONS))
             raise ValueError(f"A trial cannot be given {min(unknown)!r}; what there is beside the rest: {known}.")
         shown = {name: options.pop(name, None) for name in ("rows_each", "augment")}  # of the records, not of a run
-        self._records = as_records(data, named, unit_ids=unit_ids, **shown)
+        self._records = as_records(data, named, unit_ids=unit_ids, model=model, **shown)
         self.unit = agree(self._records, named)
         check_labels(self._task, self._records)
         check_rows_alone(self._task, self._records.labels(), confidence=measure == "loss")
         self._how: dict[str, Any] = options | {"scheme": scheme, "head": head, "bias": bias}
         check_count(size, "size")
         like = dry_run(self._with_head(), self._records)
+        self._rows: tuple[RowNormalizer, ...] = ()
         self._features: Records | None = self._cached()
+        self._scale_rows(standardise)
         scored = self._features
         self._like = like if scored is None else likeness(scored, training=False)  # of what is scored: no unit decides
 
@@ -142,13 +158,44 @@ class Finetuning:
         return self.optimizer(hyperparameters).sampler.rate(self.size) < 1
 
     def event(self, hyperparameters: Hyperparameters, mu: float, neighbours: Neighbours) -> DpEvent:
-        """What a run of `mu` releases: its optimiser's steps, with the noise that makes them so much."""
+        """What a run of `mu` releases: its optimizer's steps, with the noise that makes them so much."""
         optimizer, delta = self.optimizer(hyperparameters), self.delta
         optimizer.check(neighbours, resumable=False, named=unit_ids_of(self._records) is not None)
         one = gaussian_noise(optimizer.event(1.0, self.size))
         if one is not None:
             return optimizer.event(neighbours.factor / (mu * one), self.size)
         return plan(optimizer, epsilon=epsilon_of(mu, delta), delta=delta, size=self.size, neighbours=neighbours)
+
+    def default(self, mu: float) -> Hyperparameters | None:
+        """What `suggest` says for a run of `mu`; None where it says nothing: other schemes, optimizers or features."""
+        table = self._features
+        if not (self.optimizer is dpgd and isinstance(table, TensorRecords) and len(self._rows) == 1):
+            return None
+        if self._rows[0].norm != 1 or not 0 < mu < math.inf:
+            return None
+        budget = Budget(epsilon_of(mu, self.delta), self.delta)
+        return suggest(budget, size=self.size, features=table.inputs.shape[1], classes=self._task.outputs)
+
+    def check_space(self, space: Space) -> None:
+        """Refuse a box with hyperparameters that the optimizer does not use: searching them would tell nothing.
+
+        Args:
+            space: What is to be searched.
+
+        Raises:
+            ValueError: The optimizer is the same at both ends of a range.
+        """
+        low, high = (Hyperparameters(**{n: ends[i] for n, ends in space.ranges.items()}) for i in (0, 1))  # type: ignore[arg-type]
+        for name in sorted({"batch_size", "clip"} & set(space.ranges)):
+            least, most = space.ranges[name]
+            if least < most and self.optimizer(replace(high, **{name: getattr(low, name)})) == self.optimizer(high):
+                everybody = (
+                    " It has everybody in every step." if name == "batch_size" and not self.sampled(high) else ""
+                )
+                raise ValueError(
+                    f"The optimizer of this trainable does not use {name}, so that a search over it would be of noise."
+                    f"{everybody} Leave {name}= out of the space, or give an optimizer= that uses it."
+                )
 
     def event_with(self, hyperparameters: Hyperparameters, noise: float) -> DpEvent:
         """What a run with this noise multiplier releases."""
@@ -172,7 +219,10 @@ class Finetuning:
         if table is None:
             return fitted
         whole = self._with_head()
-        head_of(whole)[1].load_state_dict(head_of(fitted)[1].state_dict())
+        head = head_of(whole)[1]
+        head.load_state_dict(head_of(fitted)[1].state_dict())
+        for rows in self._rows:
+            whole = deepcopy(rows).before_head(whole, head)
         return whole
 
     def score(self, model: nn.Module) -> Tensor:
@@ -192,16 +242,58 @@ class Finetuning:
         first, size = coins(len(self._records), rate, seed), round(rate * self.size)
         return self._part(first, size), self._part(~first, self.size - size)
 
+    def centred(self, by: Standardise, *, ledger: Ledger, subject: str, seed: int | None = None) -> Finetuning:
+        """The same with the features' mean, released here and charged once, taken off before rows are scaled.
+
+        Formal guarantee: one Gaussian release of `by.noise` to which a unit adds the mean of its rows' features, scaled
+        as they are now and shortened to `by.bound`; see `Standardise`.
+
+        Args:
+            by: Noise and bound of the release; rows have norm 1 unless `standardise` says otherwise.
+            ledger: Where the release is charged.
+            subject: The data set's name in the ledger; it must be there, with the budget of all that is to come.
+            seed: Reproducible noise: "seeded: not private".
+
+        Returns:
+            A trainable over the centred features.
+
+        Raises:
+            ValueError: There are no cached features, or they have a centre already.
+            BudgetExceeded: The subject cannot afford it; nothing was charged.
+        """
+        table = self._features
+        if not isinstance(table, TensorRecords) or len(self._rows) != 1:
+            raise ValueError("A centre is released once, of cached features whose rows have one norm.")
+        centre = by.release_mean(table, self.size, ledger, subject, seed)
+        second, other = RowNorm(norm=self._rows[0].norm).normalizer(centre), copy(self)
+        other._rows, other._features = (*self._rows, second), table.with_inputs(second.apply_to(table.inputs))
+        return other
+
+    def _scale_rows(self, how: RowNorm | Literal["auto"] | None) -> None:
+        table = self._features
+        if how == "auto":
+            how = None if table is None else RowNorm()
+        if how is None:
+            return
+        if not isinstance(how, RowNorm) or how.paid is not None:
+            raise ValueError(
+                "standardise is 'auto', None or a RowNorm whose centre is public; `centred` pays for a centre, once."
+            )
+        if not isinstance(table, TensorRecords):
+            raise ValueError("Rows are scaled where features are cached: scheme='linear' on rows that have vectors.")
+        rows = how.normalizer()
+        self._rows, self._features = (rows,), table.with_inputs(rows.apply_to(table.inputs))
+
     def _part(self, mine: Tensor, size: int) -> Finetuning:
         units, table, other = torch.nonzero(mine).flatten(), self._features, copy(self)
         other.size, other._records = size, Part(self._records, units)
         other._features = None if table is None else part_of(table, units)
         return other
 
-    def _cached(self) -> Records | None:
+    def _cached(self) -> TensorRecords | None:
         """What the head sees of each row, where the head alone is trained and nothing comes after it."""
         records = self._records
-        if self._how["scheme"] != "linear" or not isinstance(records, Table) or records.augmented:
+        if self._how["scheme"] != "linear" or not isinstance(records, TensorRecords) or records.augmented:
             return None
         model = self._with_head()
         if not is_linear(model, blank_row(model, records)):

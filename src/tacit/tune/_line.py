@@ -71,12 +71,12 @@ class Line:
     def load(cls, path: str | Path) -> Line:
         """A line that `save` wrote."""
         try:
-            told = json.loads(Path(path).read_text())
-            if told.pop("format") != _FORMAT:
+            stored = json.loads(Path(path).read_text())
+            if stored.pop("format") != _FORMAT:
                 raise ValueError("another format")
-            box: dict[str, Any] = {name: ends and tuple(ends) for name, ends in told.pop("space").items()}
-            points = tuple(tuple(point) for point in told.pop("points"))
-            return cls(space=Space(**box), points=points, coefficients=tuple(told.pop("coefficients")), **told)
+            box: dict[str, Any] = {name: ends and tuple(ends) for name, ends in stored.pop("space").items()}
+            points = tuple(tuple(point) for point in stored.pop("points"))
+            return cls(space=Space(**box), points=points, coefficients=tuple(stored.pop("coefficients")), **stored)
         except (ValueError, TypeError, KeyError, AttributeError):
             raise ValueError(f"{path} holds no line of this version of tacit.") from None
 
@@ -100,8 +100,8 @@ def fit_line(
 
     - no sweep has a winner: r is the middle of the box (on a logarithmic scale), at every epsilon;
     - fewer winners than the degree needs: a lower degree; of one winner r is in proportion to epsilon;
-    - a line that falls (which more budget gives no reason for, so it is the trials' noise): r is in proportion to
-      epsilon, through `best`, the trial with the highest score of all (by default the last sweep's winner).
+    - a line that falls, which the method gives no reason for: r is in proportion to epsilon, through `best`, the trial
+      with the highest score of all (by default the last sweep's winner).
 
     Args:
         points: (epsilon, r) of each sweep's winner.
@@ -144,8 +144,9 @@ def fit_line(
     if slope < 0 and not math.isclose(min(rs), max(rs)):
         return line(
             proportional,
-            f"r fell from {rs[0]:.4g} to {rs[-1]:.4g} as epsilon rose: the trials' noise, so r is in proportion to "
-            f"epsilon, as in the best trial of all ({r:.4g} at epsilon {epsilon:.4g}).",
+            f"r fell from {rs[0]:.4g} to {rs[-1]:.4g} as epsilon rose, where the method expects a rising line; whether "
+            "that is noise or the task, these trials do not say. r is in proportion to epsilon, as in the trial with "
+            f"the highest score ({r:.4g} at epsilon {epsilon:.4g}).",
         )
     if math.isclose(min(rs), max(rs)):
         return line([rs[0]], "The sweeps have the same winner: r stays as it is.")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tacit._context import IN_CONTEXT, PrivacyContext, takes_context
+from tacit._curator import Curator
 from tacit.privacy import Budget, Ledger, Neighbours, Unit
 from tacit.privacy.events import check_count
 from tacit.progress import shown
@@ -17,7 +18,8 @@ from tacit.recipes import Progress
 from tacit.tune._line import Axis, Line, fit_line
 from tacit.tune._plan import SHAVE, Plan
 from tacit.tune._plan import plan as make_plan
-from tacit.tune._runners import Curator, Runner, SerialRunner
+from tacit.tune._rehearsal import lowest, rehearse
+from tacit.tune._runners import Runner, SerialRunner
 from tacit.tune._sampled import fixed_steps, is_sampled, plan_sampled
 from tacit.tune._search import (
     RunFailed,
@@ -29,12 +31,14 @@ from tacit.tune._search import (
     needed,
     open_subject,
     unit_of,
+    without_model,
 )
 from tacit.tune._space import Hyperparameters, Space, Way
-from tacit.tune._trainable import Score, Trainable, score_of, size_of
+from tacit.tune._telling import blind
+from tacit.tune._trainable import Score, Trainable, check_space, default_of, score_of, size_of
 from tacit.tune._trials import Trial
 
-Draw = Literal["following", "stratified", "uniform", "independent"]
+Draw = Literal["following", "stratified", "uniform", "independent", "paper"]
 WINDOW = 0.4  # of the box, on a logarithmic scale: where a sweep that follows another looks
 
 
@@ -73,6 +77,7 @@ def linear_scaling(
     axis: Axis = "epsilon",
     way: Way = "balanced",
     draw: Draw = "following",
+    default: Hyperparameters | None = None,
     unit: Unit | str | None = None,
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
     runner: Runner | None = None,
@@ -107,11 +112,14 @@ def linear_scaling(
         draw: Where the r of a sweep's trials lie in the box. "stratified": one in each of as many equal parts, on a
             logarithmic scale. "following": the first sweep is, and later ones look in the same way at 0.4 of the box,
             around the r that the best trial so far has in proportion to epsilon. "uniform": log-uniform. "independent":
-            lr and steps each log-uniform.
+            lr and steps each log-uniform. "paper": r itself uniform, and in later sweeps above the last winner's.
+        default: What is used if the scores of a sweep do not tell its trials apart (they differ by less than three
+            deviations of their noise); by default what the trainable knows (`Finetuning` for linear probes). Then the
+            search stops and the rest of the budget is the final run's. Without a default it goes on, and says so.
         unit: The kind of unit; by default that of the trainable or score.
         neighbours: The neighbouring relation.
         runner: How trials run: `SerialRunner` (the default), `Processes(2)`, `RayRunner`.
-        curator: Receives private facts and errors; no one else does.
+        curator: Called with a `tacit.TrialEvent` for each trial.
         draw_seed: Fixes which hyperparameters are tried: public.
         seed: Reproducible noise: "seeded: not private".
         progress: True shows a bar; a function gets the same facts.
@@ -121,6 +129,9 @@ def linear_scaling(
         The final model, the line, all trials and what the search cost.
 
     Raises:
+        Refusal: The trainable or the score failed in a dry run; nothing was charged.
+        RunFailed: All trials of a sweep failed, and the rest of the budget is left; or the final run did. The error's
+            `result` has what was released until then, and `curator` knows why.
         BudgetTooSmall: The budget pays for no search that could find anything; nothing was spent.
         BudgetExceeded: The subject cannot afford it; nothing was charged.
     """
@@ -136,8 +147,10 @@ def linear_scaling(
     if len(made.sweeps) < degree + 1:
         raise ValueError(f"Degree {degree} needs at least {degree + 1} sweeps; the plan has {len(made.sweeps)}.")
     if people is None:
-        raise ValueError("Say size=, the public number of units that scores are divided by.")
+        raise ValueError("Give size=, the public number of units that scores are divided by.")
     evaluator = needed(score_of(trainable, score), "score")
+    check_space(trainable, space)
+    rehearse(trainable, lowest(space), made.mu_final, neighbours, score=evaluator, size=people, curator=curator)
     chance = chance_of(draw_seed)
     whole, last, fixed = space, None, None
     if is_sampled(trainable, space):  # then nothing follows anything: a plan is made before the first score
@@ -147,7 +160,7 @@ def linear_scaling(
     else:
         open_subject(ledger, subject, budget, unit=unit, neighbours=neighbours)
         check_affordable(ledger, subject, made.mu, budget.delta, f"{made.runs} runs and their scores")
-    with shown(progress) as told:
+    with shown(progress) as bar:
         session = SearchSession(
             trainable=trainable,
             ledger=ledger,
@@ -159,14 +172,37 @@ def linear_scaling(
             runner=runner or SerialRunner(),
             curator=curator,
             seed=seed,
-            progress=told,
+            progress=bar,
         )
         done: list[Trial] = []
         failed: tuple[str, ...] = ()
+        notes: list[str] = []
+        mu_final, point = made.mu_final, None
         for number, mu in enumerate(made.sweeps, 1):
-            ends = _where(done, mu, made, whole) if draw == "following" else (0.0, 1.0)
+            ends = _where(done, mu, made, whole, draw)
             points = fixed[number - 1] if fixed else _points(whole, ends, made.trials, draw, way, chance)
-            done += session.trials(points, mu, made.mu_score, name=f"sweep {number}", before=len(done), of=made.runs)
+            sweep = session.trials(points, mu, made.mu_score, name=f"sweep {number}", before=len(done), of=made.runs)
+            done += sweep
+            if all(trial.failed for trial in sweep):
+                raise without_model(
+                    f"All {len(sweep)} trials of sweep {number} failed, and the search has stopped.",
+                    Tuned(
+                        model=None,
+                        hyperparameters=None,
+                        trials=tuple(done),
+                        guarantee=ledger.spent(subject),
+                        decisions=(f"All trials of sweep {number} failed: the search has stopped.",),
+                    ),
+                )
+            if (said := blind(sweep, f"sweep {number}")) is None:
+                continue
+            notes.append(said)
+            rest = made.left_after(number) if last is None else mu_final
+            known = default_of(trainable, rest, default)
+            if known is not None:
+                mu_final, point = rest, space.nearest(known)
+                notes.append(f"So the default is used, and no other trial is run: {point}.")
+                break
         line = fit_line(
             winners(done, made),
             space=space,
@@ -176,24 +212,29 @@ def linear_scaling(
             way=way,
             best=_best_point(done, made),
         )
-        target = made.epsilon(made.mu_final)
-        point = line.at(target)
+        target = made.epsilon(mu_final)
+        if point is None:
+            notes += line.said(target)
+            point = line.at(target)
         session.tell("final run", len(done), made.runs)
         try:
-            model = session.train(point, made.mu_final, last)
+            model = session.train(point, mu_final, last)
         except RunFailed:  # what the trials found was paid for, too
             model, failed = None, ("The final run failed: there is no model.",)
         session.tell("final run", made.runs, made.runs)
-    return Scaled(
+    result = Scaled(
         model=model,
         hyperparameters=point,
         trials=tuple(done),
         guarantee=ledger.spent(subject),
-        decisions=(*line.said(target), *failed),
-        final_run_guarantee=session.alone(made.mu_final, unit),
+        decisions=(*notes, *failed),
+        final_run_guarantee=session.alone(mu_final, unit),
         plan=made,
         line=line,
     )
+    if failed:
+        raise without_model("The final run failed.", result)
+    return result
 
 
 @takes_context
@@ -224,7 +265,7 @@ def train(
         subject: The data set's name in the ledger.
         unit: The kind of unit; by default that of the trainable or score.
         neighbours: The neighbouring relation.
-        curator: Receives private facts and errors; no one else does.
+        curator: Called with a `tacit.TrialEvent` for each trial.
         seed: Reproducible noise: "seeded: not private".
         context: A `tacit.PrivacyContext` instead of the arguments that it has: ledger, subject, unit, …
 
@@ -233,7 +274,6 @@ def train(
     """
     del context  # its arguments are here; see takes_context
     unit = unit_of(trainable, unit)
-    open_subject(ledger, subject, budget, unit=unit, neighbours=neighbours)
     relation = Neighbours(neighbours)
     session = SearchSession(
         trainable=trainable,
@@ -245,6 +285,8 @@ def train(
         seed=seed,
     )
     mu = budget.mu * SHAVE
+    rehearse(trainable, hyperparameters, mu, relation, curator=curator)
+    open_subject(ledger, subject, budget, unit=unit, neighbours=neighbours)
     return Tuned(
         model=session.train(hyperparameters, mu, note="run"),
         hyperparameters=hyperparameters,
@@ -266,9 +308,11 @@ def _best_point(trials: list[Trial], plan: Plan) -> tuple[float, float] | None:
     return None if found is None else (plan.epsilon(found.mu), found.hyperparameters.r)
 
 
-def _where(done: list[Trial], mu: float, plan: Plan, space: Space) -> tuple[float, float]:
+def _where(done: list[Trial], mu: float, plan: Plan, space: Space, draw: Draw) -> tuple[float, float]:
     """The part of the box in which a sweep looks: all of it, or a window around what the trials so far suggest."""
-    found = _best_point(done, plan)
+    if draw == "paper" and done:
+        return space.share(winners(done, plan)[-1][1]), 1.0
+    found = _best_point(done, plan) if draw == "following" else None
     if found is None:
         return 0.0, 1.0
     epsilon, r = found
@@ -284,6 +328,9 @@ def _points(
     if draw == "independent":
         return [space.draw(chance) for _ in range(count)]
     shares = [chance.random() for _ in range(count)]
+    if draw == "paper":
+        first, last = (space.at(end) for end in ends)
+        return [space.decompose(first + (last - first) * share, way, chance) for share in shares]
     if draw != "uniform":
         shares = [(place + share) / count for place, share in enumerate(shares)]
     low, high = ends

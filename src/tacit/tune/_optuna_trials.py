@@ -6,16 +6,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tacit._context import IN_CONTEXT, PrivacyContext, takes_context
+from tacit._curator import Curator
 from tacit.privacy import Budget, BudgetExceeded, Ledger, Neighbours, Unit
 from tacit.privacy.events import check_count
 from tacit.progress import shown
 from tacit.recipes import Progress
 from tacit.tune import _budget_split as equal
-from tacit.tune._runners import Curator, Runner, SerialRunner
+from tacit.tune._rehearsal import lowest, rehearse
+from tacit.tune._runners import Runner, SerialRunner
 from tacit.tune._sampled import is_sampled
-from tacit.tune._search import SearchSession, Tuned, needed, open_subject, unit_of
+from tacit.tune._search import ENOUGH, SearchSession, Tuned, needed, open_subject, unit_of
 from tacit.tune._space import Hyperparameters, Space
-from tacit.tune._trainable import Score, Trainable, score_of, size_of
+from tacit.tune._trainable import Score, Trainable, check_space, score_of, size_of
 from tacit.tune._trials import Trial
 
 if TYPE_CHECKING:
@@ -24,11 +26,11 @@ if TYPE_CHECKING:
 
 
 def distributions(space: Space) -> dict[str, BaseDistribution]:
-    """The box as Optuna has it: every value on a logarithmic scale, steps and batch whole."""
+    """The box as Optuna has it: every value on a logarithmic scale, steps and batch_size whole."""
     optuna = _optuna()
     whole, real = optuna.distributions.IntDistribution, optuna.distributions.FloatDistribution
     return {
-        name: whole(int(low), int(high), log=True) if name in ("steps", "batch") else real(low, high, log=True)
+        name: whole(int(low), int(high), log=True) if name in ("steps", "batch_size") else real(low, high, log=True)
         for name, (low, high) in space.ranges.items()
     }
 
@@ -85,13 +87,17 @@ def optuna_search(
         unit: The kind of unit; by default that of the trainable or score.
         neighbours: The neighbouring relation.
         runner: How trials run: `SerialRunner` (the default), `Processes(2)`, `RayRunner`.
-        curator: Receives private facts and errors; no one else does.
+        curator: Called with a `tacit.TrialEvent` for each trial.
         seed: Reproducible noise: "seeded: not private".
         progress: True shows a bar; a function gets the same facts.
         context: A `tacit.PrivacyContext` instead of the arguments that it has: ledger, subject, unit, …
 
     Returns:
         The best model, all trials and what the search cost.
+
+    Raises:
+        Refusal: The trainable or the score failed in a dry run; nothing was charged.
+        RunFailed: No trial gave a model; after three that failed the rest of the budget is left.
     """
     del context  # its arguments are here; see takes_context
     check_count(trials, "trials")
@@ -117,12 +123,14 @@ def optuna_search(
         curator=curator,
         seed=seed,
     )
+    check_space(trainable, space)
+    rehearse(trainable, lowest(space), budget.mu, neighbours, score=session.score, size=session.size, curator=curator)
     mu, mu_score = equal.share(budget, of or trials, size=session.size, precision=precision, scores=scores)
     open_subject(ledger, subject, budget, unit=unit, neighbours=neighbours)
     done: list[Trial] = []
     said: tuple[str, ...] = ()
-    with shown(progress) as told:
-        session = replace(session, progress=told)
+    with shown(progress) as bar:
+        session = replace(session, progress=bar)
         for number in range(trials):
             asked = study.ask(box)
             try:
@@ -138,6 +146,9 @@ def optuna_search(
             else:
                 study.tell(asked, trial.score)
             done = _with(done, trial)
+            if len(done) == ENOUGH and all(trial.failed for trial in done):
+                said = (f"Stopped after {len(done)} of {trials} trials: all have failed.",)
+                break
     return equal.chosen(session, done, mu, unit=unit, decisions=said)
 
 

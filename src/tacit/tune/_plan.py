@@ -80,6 +80,11 @@ class Plan:
             accountant="exact Gaussian",
         )
 
+    def left_after(self, sweeps: int) -> float:
+        """The mu of a final run that gets all that is left if the search stops after so many sweeps."""
+        spared = sum(mu**2 + self.mu_score**2 for mu in self.sweeps[sweeps:])
+        return math.sqrt(self.mu_final**2 + self.trials * spared) * SHAVE
+
     def epsilon(self, mu: float) -> float:
         """What a part of so much mu would promise by itself."""
         return epsilon_of(mu, self.budget.delta)
@@ -92,7 +97,7 @@ class Plan:
     def rows(self) -> list[tuple[str, float, float, float]]:
         """Each part: what it is, the mu of each run in it, the epsilon of one alone, and the part's share of mu^2.
 
-        Composed by PLD, the shares are those that the parts would have if sums of mu^2 told.
+        Composed by PLD, the shares are those that the parts would have if sums of mu^2 were the price.
         """
         count = self.trials * len(self.sweeps)
         parts = [(f"sweep {i}, {self.trials} trials", self.trials, mu) for i, mu in enumerate(self.sweeps, 1)]

@@ -1,4 +1,4 @@
-"""Units dealt to two parts by independent coins."""
+"""Units split into two parts by independent coins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tacit.data import Groupable, Records, Rows, Table, unit_ids_of
+from tacit.data import Groupable, Records, Rows, TensorRecords, unit_ids_of
 from tacit.privacy import NoiseKey
 
 _COIN = 1  # the purpose of uniforms: who takes part
@@ -25,9 +25,9 @@ def coins(count: int, rate: float, seed: int | None = None) -> Tensor:
 
 def part_of(records: Records, units: Tensor) -> Records:
     """Some of the units, as records of their own; a plain table stays one, with its rows in memory."""
-    if not isinstance(records, Table) or records.grouped or records.augmented or not len(units):
+    if not isinstance(records, TensorRecords) or records.grouped or records.augmented or not len(units):
         return Part(records, units)
-    return Table(records.read(units), records.labels()[units])
+    return TensorRecords(records.read(units), records.labels()[units])
 
 
 class Part(Groupable):
@@ -57,6 +57,10 @@ class Part(Groupable):
     def scored_by(self) -> Literal["row", "unit"]:
         return self._whole.scored_by
 
+    @property
+    def draws(self) -> bool:
+        return bool(getattr(self._whole, "draws", True))
+
     def __len__(self) -> int:
         return len(self._units)
 
@@ -72,12 +76,12 @@ class Part(Groupable):
         return self._whole, self._units[units], torch.arange(len(units))
 
     def fingerprint(self) -> str:
-        told = f"{self._whole.fingerprint()} {self._units.tolist()}"
-        return hashlib.sha256(told.encode()).hexdigest()
+        content = f"{self._whole.fingerprint()} {self._units.tolist()}"
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def __getattr__(self, name: str) -> Any:
-        """What only some records have: `sizes`, a number per unit, `blank()` and `made_up()`."""
-        if name not in ("sizes", "blank", "made_up"):
+        """What only some records have: `sizes`, a number per unit, `blank()` and `synthetic()`."""
+        if name not in ("sizes", "blank", "synthetic", "made_up"):
             raise AttributeError(name)
         found = getattr(self._whole, name)
         return found[self._units] if name == "sizes" and found is not None else found

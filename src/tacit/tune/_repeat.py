@@ -19,14 +19,15 @@ from functools import lru_cache, partial
 from typing import Any, TextIO
 
 from tacit._context import IN_CONTEXT, PrivacyContext, takes_context
+from tacit._curator import Curator, TrialEvent
 from tacit.privacy import Budget, Guarantee, Ledger, Neighbours, Unit, accounting, events, mu_of, selection
 from tacit.privacy.events import DpEvent, gaussian_noise, same
 from tacit.tune._budget_split import check_budget
 from tacit.tune._plan import SHAVE, score_share
-from tacit.tune._runners import Curator
-from tacit.tune._search import Tuned, check_score, needed, unit_of
+from tacit.tune._rehearsal import lowest, rehearse
+from tacit.tune._search import Tuned, check_score, needed, unit_of, without_model
 from tacit.tune._space import Hyperparameters, Space
-from tacit.tune._trainable import Sampled, Score, Trainable, score_of, size_of
+from tacit.tune._trainable import Sampled, Score, Trainable, check_space, score_of, size_of
 from tacit.tune._trials import Trial, event_of, released, trained
 
 
@@ -136,7 +137,7 @@ def repeat_and_select(
       receives every trial.
     - The time that the call takes reveals something about the number, too: only the curator may time it. Times in the
       ledger are the curator's as well: that of the next charge says when this search was over.
-    - Poisson-subsampled runs: fix the steps and the batch (equal ends), for no trial may cost more than another.
+    - Poisson-subsampled runs: fix the steps and the batch size (equal ends), for no trial may cost more than another.
 
     Formal guarantee: (epsilon, delta) of the budget for what is returned: the winner's model and hyperparameters. One
     trial draws its point at random from the box, trains, and releases a noisy score; whatever the point, that is RDP as
@@ -162,7 +163,7 @@ def repeat_and_select(
         scores: The largest share of mu^2 that scores may take.
         unit: The kind of unit; by default that of the trainable or score.
         neighbours: The neighbouring relation.
-        curator: Receives private facts and errors; no one else does.
+        curator: Called with a `tacit.TrialEvent` for each trial.
         seed: Reproducible noise: "seeded: not private".
         context: A `tacit.PrivacyContext` instead of the arguments that it has: ledger, subject, unit, …
 
@@ -170,7 +171,9 @@ def repeat_and_select(
         The winner's model and hyperparameters, and what the search cost.
 
     Raises:
+        Refusal: The trainable or the score failed in a dry run; nothing was charged.
         BudgetExceeded: The subject cannot afford it; nothing was charged.
+        RunFailed: No trial has won.
     """
     del context  # its arguments are here; see takes_context
     unit = unit_of(trainable, unit)
@@ -188,10 +191,13 @@ def repeat_and_select(
     )
     evaluator, people = needed(score_of(trainable, score), "score"), needed(size_of(trainable, size), "size")
     check_score(evaluator, unit)
+    with _quiet():
+        check_space(trainable, space)
+        rehearse(trainable, lowest(space), plan.mu, neighbours, score=evaluator, size=people, curator=curator)
     ledger.open_subject(subject, budget, unit=unit, neighbours=neighbours, plan=[plan.event])
     receipt = ledger.charge(subject, plan.event, stage="tune", note="repeat and select", seed=seed)
 
-    def run(trial: selection.Trial) -> tuple[float, tuple[Any, Hyperparameters]]:
+    def run(trial: selection.SelectionTrial) -> tuple[float, tuple[Any, Hyperparameters]]:
         point = space.draw(_Numbers(trial.uniforms(len(space.ranges)).tolist()))
         model, found, wrong = None, -math.inf, ""
         with _quiet():
@@ -207,22 +213,26 @@ def repeat_and_select(
                 except Exception as error:  # whatever a score can do with rows
                     wrong = f"{type(error).__name__}: {error}"
         if curator is not None:
-            curator(Trial(hyperparameters=point, mu=plan.mu, score=None if wrong else found), wrong)
+            curator(TrialEvent(Trial(hyperparameters=point, mu=plan.mu, score=None if wrong else found), wrong))
         return found, (model, point)
 
     try:
-        winner = selection.best(run(trial) for trial in selection.Trials(receipt))
+        winner = selection.best(run(trial) for trial in selection.SelectionTrials(receipt))
     finally:
         receipt.close()  # here, not in the ledger: an entry now would tell how long it took
     model, point = (None, None) if winner is None else winner[1]
-    return Tuned(
+    lost = winner is None or winner[0] == -math.inf
+    result = Tuned(
         model=model,
-        hyperparameters=point,
+        hyperparameters=None if lost else point,
         trials=(),
         guarantee=ledger.spent(subject),
-        decisions=("No trial has won: there is no model.",) if winner is None else (),
+        decisions=("No trial has won: there is no model.",) if lost else (),
         final_run_guarantee=plan.final_run_guarantee,
     )
+    if lost:
+        raise without_model("No trial has won.", result)
+    return result
 
 
 def _training(trainable: Trainable, point: Hyperparameters, plan: Repeats, neighbours: Neighbours) -> DpEvent:
@@ -240,7 +250,7 @@ def _sampled(trainable: Any, ends: list[Hyperparameters], budget: Budget, relati
     if not same(first, last):
         raise ValueError(
             "Subsampled batches cost differently with other steps or batches, and all trials of this search must "
-            "cost the same: fix steps and batch in the space (equal ends)."
+            "cost the same: fix steps and batch_size in the space (equal ends)."
         )
     one = partial(trainable.event_with, ends[0])
     return one(accounting.noise_multiplier(budget, lambda noise: whole(one(noise)), neighbours=relation))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -108,6 +108,3 @@ def _received(pipe: Any, job: Job) -> tuple[Trial, str]:
     if isinstance(found, Exception):
         raise found
     return found
-
-
-Curator = Callable[[Trial, str], Any]

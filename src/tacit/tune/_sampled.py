@@ -21,14 +21,16 @@ from tacit.tune._trials import event_of
 
 def is_sampled(trainable: Trainable, space: Space) -> TypeGuard[Sampled]:
     """Whether any point of the box has Poisson-subsampled batches."""
-    return any(sampled_at(trainable, space.decompose(end)) for end in space.ends)
+    sizes: tuple[int | None, ...] = (None,) if space.batch_size is None else space.batch_size
+    corners = (replace(space.decompose(end), batch_size=size) for end in space.ends for size in sizes)
+    return any(sampled_at(trainable, corner) for corner in corners)
 
 
 def fixed_steps(space: Space) -> Space:
     """The box of the final run: as many steps and as large batches as there may be; the rest is still free."""
     most = space.steps[1]
-    batch = None if space.batch is None else (space.batch[1], space.batch[1])
-    return replace(space, steps=(most, most), batch=batch)
+    batch_size = None if space.batch_size is None else (space.batch_size[1], space.batch_size[1])
+    return replace(space, steps=(most, most), batch_size=batch_size)
 
 
 def plan_sampled(

@@ -7,19 +7,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from tacit._curator import Curator, TrialEvent
+from tacit._guard_rails import warn_of_delta
 from tacit.privacy import Budget, BudgetExceeded, Guarantee, Ledger, Mode, Neighbours, Unit, epsilon_of
 from tacit.privacy.events import DpEvent
 from tacit.recipes import Progress
-from tacit.tune._runners import Curator, Runner, SerialRunner
+from tacit.tune._runners import Runner, SerialRunner
 from tacit.tune._space import Hyperparameters
 from tacit.tune._trainable import Score, Trainable, own_unit
 from tacit.tune._trials import Job, Trial, event_of, trained
 
 T = TypeVar("T")
+ENOUGH = 3  # trials that all failed, and a search stops
 
 
 class RunFailed(RuntimeError):
-    """A charged run that came to nothing; the curator knows why."""
+    """A charged run or search that came to nothing; the curator knows why.
+
+    Args:
+        message: What recipients are told.
+        result: What a search found until then, and what it cost: trials, guarantee, decisions, and no model.
+    """
+
+    def __init__(self, message: str, result: Tuned | None = None) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +74,7 @@ class SearchSession:
     def __post_init__(self) -> None:
         if self.score is not None:
             check_score(self.score, unit_of(self.trainable, None))
+            warn_of_delta(self.delta, self.size, str(unit_of(self.trainable, None)), stacklevel=6)
 
     def trials(
         self,
@@ -76,7 +89,7 @@ class SearchSession:
     ) -> list[Trial]:
         """Run a trial of `mu` at each point; each is charged by whoever runs it, with its score.
 
-        With `keep` the best trial has its model.
+        With `keep` the best trial has its model. If the first three to end have all failed, no more are run.
         """
         score = needed(self.score, "score")
         jobs = [
@@ -101,8 +114,10 @@ class SearchSession:
             found[number] = trial
             found = _without_losing_models(found) if keep else found
             if self.curator is not None:
-                self.curator(trial, wrong)
+                self.curator(TrialEvent(trial, wrong))
             self.tell(name, before + len(found), of or len(jobs))
+            if len(found) == ENOUGH and all(trial.failed for trial in found.values()):
+                break  # what is not charged yet is kept
         return [found[number] for number in sorted(found)]
 
     def train(self, point: Hyperparameters, mu: float, event: DpEvent | None = None, *, note: str = "final run") -> Any:
@@ -113,7 +128,7 @@ class SearchSession:
         if not said:
             return model
         if self.curator is not None:
-            self.curator(Trial(hyperparameters=point, mu=mu, score=None, receipt=receipt.id), said)
+            self.curator(TrialEvent(Trial(hyperparameters=point, mu=mu, score=None, receipt=receipt.id), said))
         raise RunFailed(
             f"The run on {receipt} failed, and stays charged. What went wrong may reveal rows: see curator=."
         )
@@ -149,16 +164,16 @@ def unit_of(whose: object, unit: Unit | str | None, what: str = "trainable") -> 
     What says nothing has one sample per unit. Another unit than that is refused: it would be promised something, and
     the contributions of somebody else be bounded.
     """
-    told = own_unit(whose)
-    own = Unit.SAMPLE if told is None else Unit(told)
+    stated = own_unit(whose)
+    own = Unit.SAMPLE if stated is None else Unit(stated)
     if unit is None or own == Unit(unit):
         return own
-    if told is None:
+    if stated is None:
         raise ValueError(
             f"This {what} does not say what its units are, so that nothing is known about a {unit}: give it an "
             f"attribute `unit`, and all that is a {unit}'s into one contribution."
         )
-    raise ValueError(f"The units of this {what} are of the kind {str(own)!r}: say unit={str(own)!r}.")
+    raise ValueError(f"The units of this {what} are of the kind {str(own)!r}: give unit={str(own)!r}.")
 
 
 def check_score(score: object, unit: Unit) -> None:
@@ -190,13 +205,22 @@ def _without_losing_models(trials: dict[int, Trial]) -> dict[int, Trial]:
     return {number: trial if trial.score == top else replace(trial, model=None) for number, trial in trials.items()}
 
 
+def without_model(what: str, result: Tuned) -> RunFailed:
+    """The error of a search that has no model to return; what it found until then goes with it."""
+    return RunFailed(
+        f"{what} What was run stays charged; the rest of the budget is left. What went wrong may reveal rows: see "
+        "curator=. What was released until then is this error's `result`.",
+        result,
+    )
+
+
 def needed(value: T | None, what: str) -> T:
     """A part that the trainable or the caller must give."""
     if value is None:
-        raise ValueError(f"Say {what}=: this trainable has none of its own.")
+        raise ValueError(f"Give {what}=: this trainable has none of its own.")
     return value
 
 
 def chance_of(draw_seed: int | None) -> random.Random:
-    """Where hyperparameters are drawn from: public, so a seed harms nobody."""
+    """Where hyperparameters are drawn from: public, so a seed does no harm."""
     return random.Random(draw_seed) if draw_seed is not None else random.SystemRandom()

@@ -12,6 +12,7 @@ from scipy.special import ndtr
 from torch import Tensor
 
 from tacit._context import IN_CONTEXT, PrivacyContext, takes_context
+from tacit._curator import Curator
 from tacit._refusals import Refusal, attempt
 from tacit.privacy import Budget, Guarantee, Ledger, Mode, Neighbours, Unit, events, grid_sum, mechanisms
 from tacit.privacy.accounting import noise_multiplier
@@ -24,7 +25,7 @@ from tacit.tune._trials import GRID
 Candidate = TypeVar("Candidate")
 _FAILED = (
     "The score of a candidate cannot be computed. Nothing was charged. What went wrong may reveal rows: see "
-    "curator.error. Score unit by unit (tune.by_unit), and a unit that fails counts as zero."
+    "curator=. Score unit by unit (tune.by_unit), and a unit that fails counts as zero."
 )
 
 
@@ -61,7 +62,7 @@ def noisy_selection(
     unit: Unit | str | None = None,
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
     seed: int | None = None,
-    curator: object = None,
+    curator: Curator | None = None,
     context: PrivacyContext | None = None,
 ) -> Selected[Candidate]:
     """Choose one of k candidates that are public or were paid for: what is paid here is the choice alone.
@@ -78,7 +79,7 @@ def noisy_selection(
         candidates: Models, or anything that `score` takes.
         score: `score(candidate)`: one number in [0, 1] per private unit, higher is better. Write it with `by_unit`, and
             a unit whose number cannot be computed counts as zero. A function of your own that raises is refused before
-            anything is charged; `curator.error` receives the reason.
+            anything is charged; `curator` receives the reason.
         budget: What the choice may spend.
         ledger: Where everything is charged.
         subject: The data set's name in the ledger.
@@ -91,7 +92,7 @@ def noisy_selection(
             sample.
         neighbours: The neighbouring relation.
         seed: Reproducible noise: "seeded: not private".
-        curator: Receives private facts and errors; no one else does.
+        curator: Called with a `tacit.ErrorEvent` if a score raises.
         context: A `tacit.PrivacyContext` instead of the arguments that it has: ledger, subject, unit, …
 
     Returns:

@@ -8,40 +8,48 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
+from tacit._deprecation import renamed_fields
+
 Way = Literal["balanced", "steps", "sampled"]
-_WHOLE = ("steps", "batch")
+_WHOLE = ("steps", "batch_size")
 _TRIES = 10_000  # of "sampled", before the nearest is taken
 _CLOSE = 0.05  # how close to r a sampled product must be
 
 
+@renamed_fields(batch="batch_size")
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters:
-    """One point of the search space. `batch` and `clip` are None where they are not searched.
+    """One point of the search space. `batch_size` and `clip` are None where they are not searched.
 
     Args:
         lr: The learning rate.
         steps: The number of steps.
-        batch: The expected batch size.
+        batch_size: The expected batch size.
         clip: The clip.
     """
 
     lr: float
     steps: int
-    batch: int | None = None
+    batch_size: int | None = None
     clip: float | None = None
 
     @property
     def r(self) -> float:
-        """The total step size: lr * steps, times batch and clip where they are searched (paper 3, A.4)."""
-        return self.lr * self.steps * (self.batch or 1) * (1.0 if self.clip is None else self.clip)
+        """The total step size: lr * steps, times clip where that is searched (paper 3, A.4).
+
+        The batch size is no factor: lr acts on the mean, so that a larger batch makes no longer steps. (The paper's lr
+        acts on the sum, and its r has the batch size in it: the same number.)
+        """
+        return self.lr * self.steps * (1.0 if self.clip is None else self.clip)
 
     def __str__(self) -> str:
         said = [f"lr {self.lr:.4g}", f"{self.steps} steps"]
-        said += [f"batch {self.batch}"] if self.batch is not None else []
+        said += [f"batch {self.batch_size}"] if self.batch_size is not None else []
         said += [f"clip {self.clip:.4g}"] if self.clip is not None else []
         return ", ".join(said)
 
 
+@renamed_fields(batch="batch_size")
 @dataclass(frozen=True, kw_only=True)
 class Space:
     """The search space: from the smallest to the largest value of each hyperparameter; equal ends fix one.
@@ -49,7 +57,7 @@ class Space:
     Args:
         lr: The range of the learning rate.
         steps: The range of the number of steps.
-        batch: The range of the expected batch size, if it is searched.
+        batch_size: The range of the expected batch size, if it is searched.
         clip: The range of the clip, if it is searched.
 
     Raises:
@@ -65,7 +73,7 @@ class Space:
 
     lr: tuple[float, float]
     steps: tuple[int, int]
-    batch: tuple[int, int] | None = None
+    batch_size: tuple[int, int] | None = None
     clip: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
@@ -86,8 +94,20 @@ class Space:
     @property
     def ends(self) -> tuple[float, float]:
         """The smallest and the largest r."""
-        ranges = self.ranges.values()
+        ranges = [ends for name, ends in self.ranges.items() if name != "batch_size"]
         return math.prod(low for low, _ in ranges), math.prod(high for _, high in ranges)
+
+    def nearest(self, point: Hyperparameters) -> Hyperparameters:
+        """The point of the box that is nearest: every value kept in its range; where steps had to change, the learning
+        rate makes up for it if its range allows.
+        """
+        steps = min(max(point.steps, self.steps[0]), self.steps[1])
+        values = {"lr": point.lr * point.steps / steps, "steps": float(steps)}
+        for name in ("batch_size", "clip"):
+            if name in self.ranges:
+                value = getattr(point, name)
+                values[name] = self.ranges[name][1] if value is None else value
+        return self._point(values)
 
     def clamp(self, r: float) -> float:
         """The nearest r that the box has."""
@@ -123,7 +143,8 @@ class Space:
         - "sampled": all values are drawn until their product is within 5% of r (the paper's first way); if none of
           10,000 is, the nearest.
 
-        Whole numbers are rounded, and the learning rate makes up for it where its range allows.
+        Whole numbers are rounded, and the learning rate makes up for it where its range allows. A batch size is no part
+        of r: it is the largest, at which a released mean has the least noise ("sampled" draws it).
         """
         if not r > 0:
             raise ValueError(f"r is a total step size, above 0; got {r:g}.")
@@ -131,7 +152,8 @@ class Space:
         if way == "sampled":
             return self._sampled(r, chance)
         share = self.share(r)
-        point = self._point({name: a * (b / a) ** share for name, (a, b) in self.ranges.items()})
+        shares = {name: 1.0 if name == "batch_size" else share for name in self.ranges}
+        point = self._point({name: a * (b / a) ** shares[name] for name, (a, b) in self.ranges.items()})
         if way == "steps":
             point = replace(point, steps=self._drawn_steps(r, point, chance))
         return self._solved(r, point)

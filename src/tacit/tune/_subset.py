@@ -7,14 +7,15 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from tacit._context import IN_CONTEXT, PrivacyContext, takes_context
+from tacit._curator import Curator
 from tacit.privacy import Budget, Guarantee, Ledger, Neighbours, Unit
 from tacit.tune._budget_split import check_budget
 from tacit.tune._plan import SHAVE
+from tacit.tune._rehearsal import lowest, rehearse
 from tacit.tune._repeat import repeat_and_select
-from tacit.tune._runners import Curator
-from tacit.tune._search import SearchSession, Tuned, needed, unit_of
+from tacit.tune._search import RunFailed, SearchSession, Tuned, needed, unit_of
 from tacit.tune._space import Hyperparameters, Space
-from tacit.tune._trainable import Splittable, Trainable, sampled_at, size_of
+from tacit.tune._trainable import Splittable, Trainable, check_space, sampled_at, size_of
 from tacit.tune._trials import event_of
 
 _FEWEST = 50  # declared units in a part: with fewer, one that is empty by chance might show
@@ -68,12 +69,12 @@ def subset_search(
         search: Any search of `tune`.
         scale: "size": gradients are means here, so the noise in them falls with the number of units, and the step that
             they carry grows: the learning rate found is multiplied by the ratio of the (public) sizes, and so is a
-            searched batch, which keeps the sampling rate; both stay in the box. Steps and clip stay as they are.
+            searched batch_size, which keeps the sampling rate; both stay in the box. Steps and clip stay as they are.
             "keep": all do.
         unit: The kind of unit; by default that of the trainable or score.
         neighbours: The neighbouring relation.
         seed: Reproducible coins and noise: "seeded: not private".
-        curator: Receives private facts and errors; no one else does.
+        curator: Called with a `tacit.TrialEvent` for each trial.
         context: A `tacit.PrivacyContext` instead of the arguments that it has: ledger, subject, unit, …
         **options: Of the search, such as mean=5.
 
@@ -95,8 +96,15 @@ def subset_search(
     if taken := [name for name in names if ledger.get_subject(name) is not None]:
         raise ValueError(f"There is a subject {min(taken)!r} already, of other coins: choose a new name.")
     event_of(rest, space.decompose(space.at(0.5)), budget.mu, relation)  # refuses what it cannot price, before paying
+    check_space(rest, space)
+    rehearse(rest, lowest(space), budget.mu, relation, curator=curator)
     paying: dict[str, Any] = {"ledger": ledger, "subject": names[0], "unit": unit, "neighbours": relation, "seed": seed}
-    found = search(few, space, budget, **paying, **({} if curator is None else {"curator": curator}), **options)
+    try:
+        found = search(few, space, budget, **paying, **({} if curator is None else {"curator": curator}), **options)
+    except RunFailed as failed:  # the final run is for other people: it is made all the same
+        if failed.result is None:
+            raise
+        found = failed.result
     point, decisions = _scaled(found, space, sizes["rest"] / sizes["few"], scale)
     mu = budget.mu * SHAVE
     event = event_of(rest, point, mu, relation)
@@ -129,24 +137,24 @@ def _parts(trainable: Trainable | None, rate: float, seed: int | None) -> tuple[
 
 
 def _scaled(found: Tuned, space: Space, ratio: float, scale: Scale) -> tuple[Hyperparameters, tuple[str, ...]]:
-    """The winner's point for more people; the middle of the box if nobody has won."""
+    """The winner's point for more people; the middle of the box if no trial has won."""
     point, said = found.hyperparameters, found.decisions
     if point is None:
         return space.decompose(space.at(0.5)), (*said, "The search has no winner: the middle of the box.")
     if scale == "keep":
         return point, said
     lr = min(max(point.lr * ratio, space.lr[0]), space.lr[1])
-    batch = point.batch
-    if batch is not None and space.batch is not None:
-        batch = min(max(round(batch * ratio), space.batch[0]), space.batch[1])
+    batch_size = point.batch_size
+    if batch_size is not None and space.batch_size is not None:
+        batch_size = min(max(round(batch_size * ratio), space.batch_size[0]), space.batch_size[1])
     note = f"{ratio:.3g} times as many people: lr {point.lr:.4g} became {lr:.4g}" + (
         ", kept in the box." if lr != point.lr * ratio else "."
     )
-    return replace(point, lr=lr, batch=batch), (*said, note)
+    return replace(point, lr=lr, batch_size=batch_size), (*said, note)
 
 
 def _worse(one: Guarantee, other: Guarantee) -> Guarantee:
     """Of two guarantees to different people: what holds for everybody."""
     worst = max(one, other, key=lambda guarantee: guarantee.epsilon)
-    note = "the worse of two parts that share nobody"
+    note = "the worse of two disjoint parts"
     return replace(worst, notes=(*worst.notes, note), seeded=one.seeded or other.seeded)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tacit.privacy import Neighbours, Receipt
 from tacit.privacy.events import DpEvent
-from tacit.tune._space import Hyperparameters
+from tacit.tune._space import Hyperparameters, Space
 
 Score = Callable[[Any], Tensor]  # of a model: one number in [0, 1] per unit, each from that unit alone; see by_unit
 
@@ -22,6 +22,9 @@ class Trainable(Protocol):
     release is an error (`ReceiptError`), and the search returns nothing. Whether it raises is seen (not what), so the
     values of rows must not decide that: a bad row contributes zero. The same goes for a score (see `by_unit`).
 
+    Before its first charge a search calls it once on a receipt of the stage "rehearsal", whose releases are noise
+    alone, with few steps: what it raises there costs nothing.
+
     A plain function is a trainable. One that has more to say is an object with further attributes, all optional:
 
     - `size`, the public number of units, and `score(model)`, one number in [0, 1] per unit: what a search takes if it
@@ -32,6 +35,9 @@ class Trainable(Protocol):
     - `sampled(hyperparameters)`, whether batches are drawn by Poisson sampling, with `event_with(hyperparameters,
       noise)`, the event at a noise multiplier.
     - `split(rate, seed=)`, two trainables over disjoint units, for `subset_search`.
+    - `default(mu)`, hyperparameters for a run of mu that need no search, or None: what a search uses if its scores tell
+      nothing, and where `default_search` starts.
+    - `check_space(space)`, which refuses a box with hyperparameters that the trainable does not use.
     """
 
     def __call__(self, hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> Any: ...
@@ -77,8 +83,22 @@ class Sampled(Priced, Protocol):
 
 
 @runtime_checkable
+class HasDefault(Protocol):
+    """Knows hyperparameters for a run of mu without a search; None: not for such runs."""
+
+    def default(self, mu: float) -> Hyperparameters | None: ...
+
+
+@runtime_checkable
+class ChecksSpace(Protocol):
+    """Refuses a box with hyperparameters that it does not use."""
+
+    def check_space(self, space: Space) -> None: ...
+
+
+@runtime_checkable
 class Splittable(Protocol):
-    """Deals its units out to two trainables that share nobody."""
+    """Splits its units between two disjoint trainables."""
 
     def split(self, rate: float, *, seed: int | None = None) -> tuple[Trainable, Trainable]: ...
 
@@ -108,3 +128,16 @@ def own_unit(whose: object) -> str | None:
 def sampled_at(trainable: object, point: Hyperparameters) -> bool:
     """Whether a run at this point subsamples its batches (Poisson)."""
     return isinstance(trainable, Sampled) and trainable.sampled(point)
+
+
+def default_of(trainable: object, mu: float, given: Hyperparameters | None = None) -> Hyperparameters | None:
+    """What the caller gives as a default, or the trainable knows for a run of mu; None: nothing is known."""
+    if given is not None:
+        return given
+    return trainable.default(mu) if isinstance(trainable, HasDefault) else None
+
+
+def check_space(trainable: object, space: Space) -> None:
+    """Let a trainable refuse a box that it cannot use."""
+    if isinstance(trainable, ChecksSpace):
+        trainable.check_space(space)

@@ -29,6 +29,7 @@ class Trial:
         score: As released, with its noise; None: the trial failed.
         receipt: The receipt's id.
         model: Released as well; kept only if it is asked for.
+        score_noise: The standard deviation of the score's noise. Public.
     """
 
     hyperparameters: Hyperparameters
@@ -36,6 +37,12 @@ class Trial:
     score: float | None  # as released, with its noise; None: the trial failed
     receipt: str = ""
     model: Any = field(default=None, repr=False, compare=False)  # released as well; kept only if it is asked for
+    score_noise: float | None = None
+
+    def __str__(self) -> str:
+        noise = "" if self.score_noise is None else f" ± {self.score_noise:.4f} of noise"
+        said = "failed" if self.score is None else f"score {self.score:.4f}{noise}"
+        return f"{self.hyperparameters}, mu {self.mu:.4g}: {said}"
 
     @property
     def failed(self) -> bool:
@@ -87,7 +94,15 @@ class Job:
             except Exception as error:  # whatever a score can do with rows; its text is private
                 wrong = f"{type(error).__name__}: {error}"
         kept = model if self.keep and score is not None else None
-        return Trial(hyperparameters=self.hyperparameters, mu=self.mu, score=score, receipt=paid.id, model=kept), wrong
+        found = Trial(
+            hyperparameters=self.hyperparameters,
+            mu=self.mu,
+            score=score,
+            receipt=paid.id,
+            model=kept,
+            score_noise=1 / (self.mu_score * self.size),
+        )
+        return found, wrong
 
 
 def trained(trainable: Trainable, point: Hyperparameters, mu: float, receipt: Receipt) -> tuple[Any, str]:

@@ -1,0 +1,76 @@
+"""A dry run of a trainable and its score before the first charge: a typo costs no budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tacit._curator import Curator, ErrorEvent, report_error
+from tacit._refusals import Refusal
+from tacit.privacy import Neighbours, events, rehearsal, sampling
+from tacit.tune._search import unit_of
+from tacit.tune._space import Hyperparameters, Space
+from tacit.tune._trainable import Sampled, Score, Trainable
+from tacit.tune._trials import event_of, released, trained
+
+_FAILED = (
+    "The {what} failed in a dry run at {point}. Nothing was charged. What went wrong may reveal rows: see curator= "
+    "(curator=print, beside the data)."
+)
+
+
+_STEPS = 20  # at most: a dry run need not be long
+
+
+def lowest(space: Space) -> Hyperparameters:
+    """The point of a box with the fewest steps."""
+    return space.decompose(space.ends[0])
+
+
+def rehearse(
+    trainable: Trainable,
+    point: Hyperparameters,
+    mu: float,
+    neighbours: Neighbours | str,
+    *,
+    score: Score | None = None,
+    size: int = 1,
+    curator: Curator | None = None,
+) -> None:
+    """Call the trainable and the score once, as a trial does, on receipts whose releases are noise alone.
+
+    Formal guarantee: what a trainable learns from rows goes through mechanisms on its receipt (see `Trainable`), and
+    here these put zero in the place of every sum (`privacy.rehearsal`). So the model is made of noise; it is thrown
+    away, and so is its score. What is left is whether something was raised, before any charge, as for data that cannot
+    be read; what it says goes to the curator alone. Global generators are put back afterwards.
+
+    Args:
+        trainable: What will be tuned.
+        point: Where it is tried, with at most 20 steps.
+        mu: As in a trial.
+        neighbours: The neighbouring relation.
+        score: As in the search; None: nothing is scored.
+        size: The public number of units.
+        curator: Receives what went wrong.
+
+    Raises:
+        Refusal: One of them raised.
+        ReceiptError: The trainable returned without a release, or asked for another than it says.
+    """
+    relation, unit = Neighbours(neighbours), unit_of(trainable, None)
+    point = replace(point, steps=min(point.steps, _STEPS))
+    sampled = isinstance(trainable, Sampled) and trainable.sampled(point)
+    event = trainable.event_with(point, 1.0) if isinstance(trainable, Sampled) and sampled else None
+    event = event or event_of(trainable, point, mu, relation)
+    with sampling.fresh_randomness():
+        model, wrong = trained(trainable, point, mu, rehearsal(event, unit=unit, neighbours=relation))
+        what = "trainable" if wrong else ""
+        if not wrong and score is not None:
+            paid = rehearsal(events.gaussian(1.0), unit=unit, neighbours=relation)
+            try:
+                released(score(model), paid, size)
+            except Exception as error:  # whatever a score can do with rows; its text is private
+                what, wrong = "score", f"{type(error).__name__}: {error}"
+    if wrong:
+        sentence = _FAILED.format(what=what, point=point)
+        report_error(curator, ErrorEvent(sentence, wrong))
+        raise Refusal(sentence)
