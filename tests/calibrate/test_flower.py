@@ -11,6 +11,7 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -415,3 +416,22 @@ def test_without_flower_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ImportError, match=r"pip install 'tacit\[federated\]'"):
         importlib.import_module("tacit.calibrate.federated")
+
+
+@pytest.mark.parametrize(("took", "waits"), [(0.01, 0.24), (0.25, 0.0), (0.3, 0.2), (2.9, 0.1)])
+def test_replies_leave_after_whole_ticks(monkeypatch: pytest.MonkeyPatch, took: float, waits: float) -> None:
+    """However long an answer took, and also where it ends in an error: drawing noise must not be timed."""
+    from tacit.calibrate.federated import _client
+
+    now: list[float] = [100.0]
+    slept: list[float] = []
+
+    def fails() -> None:
+        with _client._whole_ticks():
+            now[0] += took
+            raise KeyError
+
+    monkeypatch.setattr(_client, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=slept.append))
+    with pytest.raises(KeyError):
+        fails()
+    assert slept == [pytest.approx(waits, abs=1e-9)]

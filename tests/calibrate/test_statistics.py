@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacit.calibrate import BinGaps, Count, Gap, GapSlope, Histogram, Loss, Price, Query, Statistic
+from tacit.calibrate import BinGaps, Cells, Count, Gap, GapCells, GapSlope, Histogram, Loss, Price, Query, Statistic
 from tacit.calibrate._outputs import Outputs
 from tacit.privacy import Neighbours
 
@@ -18,6 +18,10 @@ STATISTICS: list[Statistic] = [
     GapSlope(),
     BinGaps(),
     BinGaps(bins=4),
+    GapCells(),
+    GapCells(bins=2),
+    Cells(),
+    Cells(bins=3),
     Histogram(),
     Loss(),
     Loss(bound=0.7),
@@ -96,7 +100,15 @@ def test_the_l2_sensitivity_of_a_histogram_is_reached_and_not_above_it(bins: int
 
 @pytest.mark.parametrize(
     ("statistic", "removed", "replaced"),
-    [(Gap(), 1, 2), (GapSlope(), 1, 2), (BinGaps(), 1, 2), (Histogram(), 2, 4), (Loss(), 10, 10), (Count(), 1, 1)],
+    [
+        (Gap(), 1, 2),
+        (GapSlope(), 1, 2),
+        (BinGaps(), 1, 2),
+        (GapCells(), 1, 2),
+        (Histogram(), 2, 4),
+        (Loss(), 10, 10),
+        (Count(), 1, 1),
+    ],
 )
 def test_l1_sensitivities_are_those_of_the_proofs_and_are_reached(
     statistic: Statistic, removed: float, replaced: float

@@ -10,6 +10,7 @@ from tacit.calibrate._methods import (
     METHODS,
     NLLT,
     AccT,
+    GapCurve,
     HistogramBinning,
     Method,
     Nothing,
@@ -17,14 +18,17 @@ from tacit.calibrate._methods import (
     Setting,
     SignedGap,
 )
-from tacit.calibrate._partition import Deal as Deal
-from tacit.calibrate._partition import deal as deal
-from tacit.calibrate._queries import Answer, Price, Query
+from tacit.calibrate._partition import Partition as Partition
+from tacit.calibrate._partition import calibrated_probs as calibrated_probs
+from tacit.calibrate._partition import partition as partition
+from tacit.calibrate._queries import Answer, Price, Query, Shares
 from tacit.calibrate._search import Ask, Outcome, Search
 from tacit.calibrate._simulation import Forecast, Simulation, Trials, forecast, reference, simulate
+from tacit.calibrate._source import TRUSTS as TRUSTS
 from tacit.calibrate._source import Source, Terms
-from tacit.calibrate._statistics import BinGaps, Count, Gap, GapSlope, Histogram, Loss, Statistic
-from tacit.calibrate._transport import CalibrationError, InProcess, Refusal, Transport
+from tacit.calibrate._source import Trust as Trust
+from tacit.calibrate._statistics import BinGaps, Cells, Count, Gap, GapCells, GapSlope, Histogram, Loss, Statistic
+from tacit.calibrate._transport import CalibrationError, InProcess, Refusal, SecureTransport, Summed, Transport
 
 __all__ = [
     "ECET",
@@ -37,9 +41,12 @@ __all__ = [
     "Calibrated",
     "CalibrationError",
     "Calibrator",
+    "Cells",
     "Count",
     "Forecast",
     "Gap",
+    "GapCells",
+    "GapCurve",
     "GapSlope",
     "Histogram",
     "HistogramBinning",
@@ -57,11 +64,14 @@ __all__ = [
     "Reliability",
     "Result",
     "Search",
+    "SecureTransport",
     "Setting",
+    "Shares",
     "SignedGap",
     "Simulation",
     "Source",
     "Statistic",
+    "Summed",
     "Terms",
     "Transport",
     "Trials",

@@ -5,7 +5,7 @@ answer before it leaves:
 
     begin -> (charge) -> finish        the answer is kept; asked again, it is returned as it was
     begin -> abandon                   refused before the charge: as if it had never been asked
-    begin -> (crash)                   whether it was charged or had left cannot be told: the id is refused from then on
+    begin -> (crash)                   whether it was charged or had left is unknown: the id is refused from then on
 """
 
 from __future__ import annotations

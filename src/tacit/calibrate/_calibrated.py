@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tacit._json import to_number, to_plain
 from tacit._saving import save_result
+from tacit.calibrate._curve import corrected
 from tacit.calibrate._merging import with_temperature
 from tacit.calibrate._outputs import FLOOR, bin_of
 from tacit.calibrate._wire import checked, make
@@ -32,6 +33,7 @@ class Result:
         method: The method's name.
         temperature: Logits are divided by it.
         confidences: Histogram binning: the confidence of each equal-width bin.
+        corrections: What is added to the confidence at the temperature, at the middle of each equal-width bin.
         queries: Asked of, and paid by, each source.
         epsilon: What each source spent on it.
         delta: What each source spent on it.
@@ -44,6 +46,9 @@ class Result:
         private: Whether all of it was released on receipts.
         seeded: The noise was reproducible: not private.
         notes: What was decided, in sentences.
+        trust: "local", or "secure-aggregation".
+        honest: With secure aggregation: so many sources had to keep their shares of the noise to themselves.
+        colluding: With secure aggregation: so many of the other sources may collude against any one of them.
     """
 
     method: str
@@ -61,6 +66,10 @@ class Result:
     private: bool = True
     seeded: bool = False
     notes: tuple[str, ...] = ()
+    trust: str = "local"
+    honest: int = 0
+    colluding: int = 0
+    corrections: tuple[float, ...] | None = None
 
     def wrap(self, model: nn.Module) -> Calibrated:
         """The classifier with calibrated outputs."""
@@ -68,10 +77,15 @@ class Result:
 
     def apply(self, logits: Tensor) -> Tensor:
         """Calibrated logits: their softmax is the calibrated probability; the predicted class stays."""
-        if self.confidences is None:
+        table = _table(self)
+        if table is None:
             return logits / self.temperature
-        table = torch.tensor(self.confidences, dtype=torch.float64)
-        return binned(logits.detach().cpu().double(), table).to(logits)
+        return _mapped(logits.detach().cpu().double(), self, table).to(logits)
+
+    @property
+    def only_temperature(self) -> bool:
+        """Whether a temperature is all that it changes, so that it can be merged into a model's weights."""
+        return self.confidences is None and self.corrections is None
 
     @property
     def guarantee(self) -> Guarantee:
@@ -81,8 +95,35 @@ class Result:
             delta=self.delta,
             neighbours=Neighbours(self.neighbours),
             unit=Unit(self.unit),
-            accountant=f"{self.noise} noise, {self.queries} queries to each source",
+            accountant=f"{self.noise} noise, {self.queries} queries to each source{self._assumed}",
             seeded=self.seeded,
+        )
+
+    @property
+    def _assumed(self) -> str:
+        if self.trust == "local" or not self.queries:
+            return ""
+        return (
+            f", which adds a share of one noise (secure aggregation); assumes that the aggregator follows the protocol "
+            f"and sees the totals only, and that at least {self.honest} of the sources in a total keep their shares "
+            "to themselves"
+        )
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What each source's promise rests on, in sentences."""
+        said = (
+            f"each of the {self.sources} sources spent this from a ledger of its own: {self.queries} queries",
+            "somebody who is in several sources is charged at each of them",
+        )
+        if self.trust == "local" or not self.queries:
+            return said
+        return (
+            *said,
+            "secure aggregation: the aggregator follows the protocol, and nobody sees more than totals of the sources",
+            f"each source's promise holds if up to {self.colluding} of the other sources collude with the aggregator: "
+            f"{self.honest} shares of noise, its own among them, are all that was charged for. If more collude, it is "
+            "weaker than stated",
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -98,6 +139,7 @@ class Result:
 
     def __str__(self) -> str:
         what = f"temperature {self.temperature:.3f}" if self.confidences is None else f"{len(self.confidences)} bins"
+        what += "" if self.corrections is None else " and a correction of the confidence"
         if self.interval is not None:
             what += f" (between {self.interval[0]:.3f} and {self.interval[1]:.3f})"
         price = f"{self.queries} queries to each of {self.sources} sources for epsilon {self.epsilon:g}"
@@ -114,22 +156,21 @@ class Calibrated(nn.Module):
         result: The recalibration.
     """
 
-    table: Tensor | None
+    table: Tensor | None  # the confidence of each bin, or what is added to it
     temperature: Tensor
 
     def __init__(self, model: nn.Module, result: Result) -> None:
         super().__init__()
         self.model, self.result = model, result
         self.register_buffer("temperature", torch.tensor(result.temperature))
-        table = None if result.confidences is None else torch.tensor(result.confidences, dtype=torch.float64)
-        self.register_buffer("table", table)
+        self.register_buffer("table", _table(result))
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         out = self.model(*args, **kwargs)
         logits: Tensor = getattr(out, "logits", out)  # those of transformers are wrapped
         if self.table is None:
             return logits / self.temperature.to(logits.dtype)
-        return binned(logits.double(), self.table.to(logits.device)).to(logits.dtype)
+        return _mapped(logits.double(), self.result, self.table.to(logits.device)).to(logits.dtype)
 
     def probs(self, *args: Any, **kwargs: Any) -> Tensor:
         """Calibrated probabilities."""
@@ -143,8 +184,8 @@ class Calibrated(nn.Module):
                 `guarantee.json`.
             merge: The temperature goes into the weights of the head. If not, the weights are written as they are, and
                 `calibration.json` beside them: `Result.from_json(json.load(...)).wrap(model)` applies it.
-            inputs: A batch on which the merged model is compared, public or made up; for models of timm and
-                transformers one is made up.
+            inputs: A batch on which the merged model is compared, public or synthetic; for models of timm and
+                transformers one is drawn.
             title: What stands above the card.
 
         Returns:
@@ -153,8 +194,10 @@ class Calibrated(nn.Module):
         Raises:
             ValueError: Bins cannot be merged, nor a temperature into a model whose logits are not its head's output.
         """
-        if merge and self.table is not None:
-            raise ValueError("Histogram binning cannot go into a model's weights: save with merge=False.")
+        if merge and not self.result.only_temperature:
+            raise ValueError(
+                f"What {self.result.method} found cannot go into a model's weights: save with merge=False."
+            )
         model = with_temperature(self.model, float(self.temperature), inputs) if merge else self.model
         written = json.dumps(self.result.to_json(), indent=2) + "\n"
         files = {} if merge else {CALIBRATION: written}
@@ -164,8 +207,28 @@ class Calibrated(nn.Module):
         return str(self.result)
 
 
+def _table(result: Result) -> Tensor | None:
+    values = result.confidences if result.corrections is None else result.corrections
+    return None if values is None else torch.tensor(values, dtype=torch.float64)
+
+
+def _mapped(logits: Tensor, result: Result, table: Tensor) -> Tensor:
+    """Logits with the confidences of a histogram's bins, or with those of a temperature and its correction."""
+    if result.corrections is None:
+        return binned(logits, table)
+    scaled = logits / result.temperature
+    top = torch.softmax(scaled, dim=-1).amax(dim=-1, keepdim=True)
+    return with_confidence(scaled, corrected(top, table, logits.shape[-1]))
+
+
 def binned(logits: Tensor, table: Tensor) -> Tensor:
-    """Logits whose largest probability is the table's entry for its bin, and whose predicted class is as before.
+    """Logits whose largest probability is the table's entry for its bin, and whose predicted class is as before."""
+    top = torch.softmax(logits, dim=-1).amax(dim=-1, keepdim=True)
+    return with_confidence(logits, table[bin_of(top.cpu(), len(table)).to(table.device)])
+
+
+def with_confidence(logits: Tensor, confidence: Tensor) -> Tensor:
+    """Logits whose largest probability is the confidence given, and whose predicted class is as before.
 
     The other classes share the rest of the mass in their old proportions, but none gets more than the predicted class:
     what it would get beyond that goes to the others. So any confidence above 1 / classes can be met; one below is
@@ -174,7 +237,6 @@ def binned(logits: Tensor, table: Tensor) -> Tensor:
     probs = torch.softmax(logits, dim=-1)
     classes = probs.shape[-1]
     top = probs.max(dim=-1, keepdim=True)
-    confidence = table[bin_of(top.values.cpu(), len(table)).to(table.device)]
     confidence = confidence.clamp_min((1 + 1e-5) / classes)
     others = probs.clamp_min(FLOOR).scatter(-1, top.indices, 0.0)
     rest, cap = 1 - confidence, confidence * _STRICTLY

@@ -21,6 +21,7 @@ _OUTPUTS: dict[str, tuple[str, ...]] = {
     "logits": ("logits", "predictions", "outputs", "probs"),
     "probs": ("probs", "predictions", "probabilities", "outputs", "logits"),
 }
+_IDS = ("id", "ids", "index", "idx", "row", "row_id", "sample", "sample_id", "key", "uuid", "unnamed: 0", "")
 _ONLY = "only"  # the array of a file that holds one without a name
 
 
@@ -32,12 +33,14 @@ def read_outputs(
     labels: Path | str | None = None,
     labels_key: str | None = None,
     unit_ids: str | None = None,
+    source: str | None = None,
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Outputs (one row per sample) and labels, as arrays; they are checked where they are used.
 
     ``labels`` is another file, for a format that holds one array only. The first array found under a name of ``form``
-    or of labels is taken, unless ``key`` and ``labels_key`` name them. ``unit_ids`` is the name of what says whose each
-    row is (see ``read_unit_ids``): no output.
+    or of labels is taken, unless ``key`` and ``labels_key`` name them. ``unit_ids`` and ``source`` name what says whose
+    each row is and where (see ``read_unit_ids``): no outputs. In a .csv without a header, columns have numbers: the
+    first is 1.
 
     Args:
         path: .npz, .npy, .csv or .pt.
@@ -46,6 +49,7 @@ def read_outputs(
         labels: Another file, for a format that holds one array only.
         labels_key: The name of the labels in the file.
         unit_ids: The name of the unit ids in the file.
+        source: The name of what says at which source each row is.
 
     Returns:
         Outputs and labels.
@@ -53,12 +57,20 @@ def read_outputs(
     Raises:
         ValueError: The file has no such arrays.
     """
-    arrays = _arrays(Path(path), labels_key, unit_ids)
-    arrays.pop(unit_ids or "", None)
+    others = tuple(name for name in (unit_ids, source) if name is not None)
+    arrays = {
+        name: array
+        for name, array in _arrays(Path(path), labels_key if labels is None else None, others).items()
+        if name not in others
+    }
     outputs = _pick(arrays, key, _OUTPUTS[form], path, "outputs", "--key")
     beside = arrays if labels is None else _arrays(Path(labels), labels_key)
     if labels is None and list(arrays) == [_ONLY]:
-        raise ValueError(f"{path} holds outputs and no labels: give the labels in a file of their own (--labels).")
+        raise ValueError(
+            f"{path} holds outputs and no labels: give the labels in a file of their own (--labels), or in a .csv a "
+            "column with a name (its first line names the columns, and the label's is label or labels). If its first "
+            "line is a sample already, give the number of the column: --labels-key 1 is the first."
+        )
     classes = _pick(beside, labels_key, LABELS, labels or path, "labels", "--labels-key")
     if outputs.dtype.kind not in "fiu" or classes.dtype.kind not in "fiu":
         raise ValueError(f"{path}: outputs and labels are numbers.")
@@ -70,7 +82,7 @@ def read_outputs(
 
 
 def read_unit_ids(path: Path | str, key: str) -> np.ndarray[Any, Any]:
-    """Whose each row is: the array or column ``key`` of a file of outputs, integers or strings.
+    """Whose each row is, or at which source: the array or column ``key`` of a file of outputs, integers or strings.
 
     Args:
         path: The file.
@@ -79,7 +91,7 @@ def read_unit_ids(path: Path | str, key: str) -> np.ndarray[Any, Any]:
     Returns:
         One id per row.
     """
-    arrays = _arrays(Path(path), None, key)
+    arrays = _arrays(Path(path), None, (key,), only=True)
     if key not in arrays:
         raise ValueError(f"{path} has no array or column {key!r} that says whose each row is.")
     ids = arrays[key]
@@ -106,20 +118,26 @@ def _pick(
     return arrays[found]
 
 
-def _arrays(path: Path, labels_key: str | None, unit_ids: str | None = None) -> dict[str, np.ndarray[Any, Any]]:
-    """Every array of a file by its name; a file without names has one, the only one."""
+def _arrays(
+    path: Path, labels_key: str | None, others: tuple[str, ...] = (), *, only: bool = False
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Every array of a file by its name, or ``only`` the ``others``; a file without names has one, the only one."""
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise ValueError(f"{path} is none of the kinds that tacit reads: {', '.join(_READERS)}.")
     if not path.is_file():
         raise ValueError(f"There is no file {path}.")
     try:
-        return reader(path, labels_key, unit_ids)
+        return (
+            _columns(path, _table(path, others), others)
+            if only and reader is _csv
+            else reader(path, labels_key, others)
+        )
     except (BadZipFile, SafetensorError, EOFError, OSError, UnicodeDecodeError, csv.Error):
         raise ValueError(f"{path} cannot be read as {path.suffix.lower()}: it is damaged or of another kind.") from None
 
 
-def _npz(path: Path, *_: str | None) -> dict[str, np.ndarray[Any, Any]]:
+def _npz(path: Path, *_: object) -> dict[str, np.ndarray[Any, Any]]:
     try:
         with np.load(path, allow_pickle=False) as file:
             if not isinstance(file, np.lib.npyio.NpzFile):
@@ -129,42 +147,110 @@ def _npz(path: Path, *_: str | None) -> dict[str, np.ndarray[Any, Any]]:
         raise ValueError(f"{path} holds something other than plain arrays of numbers.") from None
 
 
-def _npy(path: Path, *_: str | None) -> dict[str, np.ndarray[Any, Any]]:
+def _npy(path: Path, *_: object) -> dict[str, np.ndarray[Any, Any]]:
     try:
         return {_ONLY: np.load(path, allow_pickle=False)}
     except ValueError:
         raise ValueError(f"{path} holds something other than a plain array of numbers.") from None
 
 
-def _safetensors(path: Path, *_: str | None) -> dict[str, np.ndarray[Any, Any]]:
+def _safetensors(path: Path, *_: object) -> dict[str, np.ndarray[Any, Any]]:
     return dict(load_file(path))
 
 
-def _csv(path: Path, labels_key: str | None, unit_ids: str | None) -> dict[str, np.ndarray[Any, Any]]:
-    """One row per sample. With a header, labels and unit ids are known by their names and all others are outputs."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = [row for row in csv.reader(file) if row]
-    if not rows:
-        raise ValueError(f"{path} is empty.")
-    header = None if all(map(_number, rows[0])) else [name.strip() for name in rows.pop(0)]
-    whose = {}
-    if unit_ids is not None and header is not None and unit_ids in header:
-        column = header.index(unit_ids)
-        whose = {unit_ids: np.array([row[column] if column < len(row) else "" for row in rows])}
-        header, rows = [n for n in header if n != unit_ids], [row[:column] + row[column + 1 :] for row in rows]
+def _csv(path: Path, labels_key: str | None, others: tuple[str, ...]) -> dict[str, np.ndarray[Any, Any]]:
+    """One row per sample. Labels, unit ids and sources are known by their names; all other columns are outputs."""
+    table = header, rows = _table(path, (*LABELS, labels_key or "", *others))
+    named = _columns(path, table, others)
+    gone = sorted((_place(header, name) for name in named), key=lambda at: -(at or 0))
+    place = _label_column(header, labels_key)
+    for at in gone:
+        if at is not None:
+            header = header and header[:at] + header[at + 1 :]
+            rows = [row[:at] + row[at + 1 :] for row in rows]
+            place = place - 1 if place is not None and place > at else place
+    if header is not None:
+        odd = [name for at, name in enumerate(header) if at != place and _is_id(name)]
+        if odd:
+            raise ValueError(
+                f"{path} has a column {odd[0]!r} that looks like an id and not like a class: leave it out, or name it "
+                "with --unit-ids if it says whose each row is, or --source-column if it says where."
+            )
+    if place is not None:
+        rows = _class_numbers(path, header or [], rows, place)
     width = len(rows[0]) if rows else len(header or [])
     if not all(len(row) == width and all(map(_number, row)) for row in rows):  # which line it is would tell whose
         raise ValueError(f"{path}: every line has the same number of columns, all of them numbers; some have not.")
     values = np.array(rows, dtype=np.float64).reshape(len(rows), width)
-    if header is None:
-        return {_ONLY: values[:, 0] if width == 1 else values}
-    place = next((header.index(name) for name in ((labels_key,) if labels_key else LABELS) if name in header), None)
+    if labels_key and (place is None or place >= width):
+        has = f"it has {', '.join(header)}" if header else f"its first line is a sample, and it has {width} columns"
+        raise ValueError(f"{path} has no column {labels_key!r}; {has}.")
     if place is None:
-        if labels_key:
-            raise ValueError(f"{path} has no column {labels_key!r}; it has {', '.join(header)}.")
-        return {_ONLY: values} | whose
+        return {_ONLY: values[:, 0] if width == 1 and header is None else values} | named
     outputs = np.delete(values, place, axis=1)
-    return {"outputs": outputs, labels_key or header[place]: values[:, place]} | whose
+    return {"outputs": outputs, labels_key or (header or LABELS)[place]: values[:, place]} | named
+
+
+_Table = tuple[list[str] | None, list[list[str]]]
+
+
+def _table(path: Path, names: tuple[str, ...]) -> _Table:
+    """The header, if there is one, and the lines below it. A line that has one of the ``names`` is a header."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        first = file.readline()
+        file.seek(0)
+        mark = max(",;\t", key=first.count)  # the first of them, if there is none
+        rows = [row for row in csv.reader(file, delimiter=mark) if row]
+    if mark != ",":  # where numbers may have a comma in them
+        rows = [[cell.replace(",", ".") if _number(cell.replace(",", ".")) else cell for cell in row] for row in rows]
+    if not rows:
+        raise ValueError(f"{path} is empty.")
+    start = [cell.strip() for cell in rows[0]]
+    words = [not _number(cell) for cell in start]
+    if not any(words):
+        return None, rows
+    below = [not _number(cell) for cell in rows[1]] if len(rows) > 1 else []
+    like_a_sample = words == below and not any(name and name in start for name in names)
+    return (None, rows) if like_a_sample else (start, rows[1:])
+
+
+def _columns(path: Path, table: _Table, names: tuple[str, ...]) -> dict[str, np.ndarray[Any, Any]]:
+    """Columns of a table as strings, by their names or numbers, as far as they are there."""
+    header, rows = table
+    found = {name: at for name in names if (at := _place(header, name)) is not None}
+    if any(at >= len(row) for at in found.values() for row in rows):
+        raise ValueError(f"{path}: every line has the same number of columns; some have not.")
+    return {name: np.array([row[at].strip() for row in rows], dtype=np.str_) for name, at in found.items()}
+
+
+def _place(header: list[str] | None, name: str) -> int | None:
+    """Where a column is: by its name, or by its number (the first is 1) where columns have no names."""
+    if header is not None:
+        return header.index(name) if name in header else None
+    return int(name) - 1 if name.isdecimal() and int(name) > 0 else None
+
+
+def _label_column(header: list[str] | None, labels_key: str | None) -> int | None:
+    if labels_key or header is None:
+        return _place(header, labels_key or "")
+    return next((header.index(name) for name in LABELS if name in header), None)
+
+
+def _is_id(name: str) -> bool:
+    return name.lower() in _IDS or name.lower().endswith(("_id", "_ids", " id"))
+
+
+def _class_numbers(path: Path, header: list[str], rows: list[list[str]], place: int) -> list[list[str]]:
+    """Rows whose labels, if they are names of classes, are the places of their columns."""
+    if all(place >= len(row) or _number(row[place]) for row in rows):
+        return rows
+    classes = {name: str(at) for at, name in enumerate(name for i, name in enumerate(header) if i != place)}
+    if not all(len(row) == len(header) and row[place].strip() in classes for row in rows):
+        raise ValueError(
+            f"{path}: labels are whole numbers, 0 for the first class, or names of the columns of outputs; some are "
+            "neither."
+        )
+    return [[*row[:place], classes[row[place].strip()], *row[place + 1 :]] for row in rows]
 
 
 def _number(text: str) -> bool:
@@ -175,7 +261,7 @@ def _number(text: str) -> bool:
     return True
 
 
-_READERS: dict[str, Callable[[Path, str | None, str | None], dict[str, np.ndarray[Any, Any]]]] = {
+_READERS: dict[str, Callable[[Path, str | None, tuple[str, ...]], dict[str, np.ndarray[Any, Any]]]] = {
     ".npz": _npz,
     ".npy": _npy,
     ".safetensors": _safetensors,

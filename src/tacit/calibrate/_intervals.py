@@ -13,7 +13,7 @@ from tacit.calibrate._search import Ask
 from tacit.calibrate._statistics import Gap, Noise
 
 
-def noise_quantile(noise: Noise, scale: float, sources: int, level: float) -> float:
+def noise_quantile(noise: Noise, scale: float, sources: float, level: float) -> float:
     """The bound that the absolute noise of a total keeps with probability ``level``.
 
     The sum of m Laplaces of scale b is N(0, 2 b^2 G) with G ~ Gamma(m): an integral of normals, by Gauss-Laguerre.
@@ -39,7 +39,14 @@ def noise_quantile(noise: Noise, scale: float, sources: int, level: float) -> fl
 
 
 def bracket(
-    asked: list[tuple[Ask, Tensor]], *, noise: Noise, scale: float, sources: int, low: float, high: float, level: float
+    asked: list[tuple[Ask, Tensor]],
+    *,
+    noise: Noise,
+    scale: float,
+    sources: float,
+    low: float,
+    high: float,
+    level: float,
 ) -> tuple[Tensor, Tensor]:
     """An interval for the temperature that the same samples would give without noise, from signed gaps alone.
 
@@ -57,7 +64,7 @@ def bracket(
 
 
 def ece_interval(
-    totals: Tensor, *, noise: Noise, scale: float, sources: int, samples: float, z: float
+    totals: Tensor, *, noise: Noise, scale: float, sources: float, samples: float, z: float
 ) -> tuple[float, float]:
     """An interval for the binned calibration error of the samples, from noisy sums of each bin.
 

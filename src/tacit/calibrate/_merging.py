@@ -19,7 +19,7 @@ def with_temperature(model: nn.Module, temperature: float, inputs: Any = None) -
     Args:
         model: A classifier whose logits are the output of its head.
         temperature: Above 0.
-        inputs: A batch on which the copy is compared with the model, public or made up. Without it one is made up,
+        inputs: A batch on which the copy is compared with the model, public or synthetic. Without it one is drawn,
             where the model tells what it takes.
 
     Raises:
@@ -32,14 +32,14 @@ def with_temperature(model: nn.Module, temperature: float, inputs: Any = None) -
     head.weight = nn.Parameter(head.weight.detach() / temperature, requires_grad=head.weight.requires_grad)
     if head.bias is not None:
         head.bias = nn.Parameter(head.bias.detach() / temperature, requires_grad=head.bias.requires_grad)
-    batch = _made_up(model) if inputs is None else inputs
+    batch = _synthetic(model) if inputs is None else inputs
     training = model.training
     try:
         with torch.no_grad():
             wanted, found = (logits_of(part.eval(), batch) for part in (model, copied))
     except (RuntimeError, TypeError, ValueError, AssertionError):
         raise ValueError(
-            "The model does not take what was made up for it: give inputs=, a batch of public rows."
+            "The model does not take what was drawn for it: give inputs=, a batch of public rows."
         ) from None
     finally:
         model.train(training)
@@ -55,7 +55,7 @@ def logits_of(model: nn.Module, batch: Any) -> Tensor:
     return found
 
 
-def _made_up(model: Any) -> Any:
+def _synthetic(model: Any) -> Any:
     first = next(model.parameters())
     config, known = getattr(model, "config", None), getattr(model, "pretrained_cfg", None)
     kind = getattr(model, "main_input_name", "")
@@ -66,7 +66,7 @@ def _made_up(model: Any) -> Any:
         return _images((config.num_channels, *size)).to(first)
     if kind == "input_ids":
         return torch.ones(1, 8, dtype=torch.long, device=first.device)
-    raise ValueError("Nothing is known about what this model takes: give inputs=, a batch of public or made-up rows.")
+    raise ValueError("Nothing is known about what this model takes: give inputs=, a batch of public or synthetic rows.")
 
 
 def _images(size: Sequence[int]) -> Tensor:

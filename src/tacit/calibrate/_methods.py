@@ -1,7 +1,8 @@
 """The methods: which statistic is asked, how often, and what is made of the answers.
 
 ``AccT``, ``NLLT``, ``ECET`` and ``HistogramBinning`` are those of Luo et al. (2020), ``OneSource`` and ``Nothing``
-their baselines; ``SignedGap`` is tacit's own and the default. A method is a frozen value of settings, never of data.
+their baselines; ``SignedGap`` is tacit's own and the default, and ``GapCurve`` corrects what its temperature leaves. A
+method is a frozen value of settings, never of data.
 """
 
 from __future__ import annotations
@@ -9,18 +10,34 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from scipy.special import ndtri
 from torch import Tensor
 
+from tacit.calibrate._aggregate import deviation
+from tacit.calibrate._curve import corrections
 from tacit.calibrate._measures import check_bins
 from tacit.calibrate._queries import Price
 from tacit.calibrate._search import Ask, Objective, Outcome, Search, fit_gap, golden_section
-from tacit.calibrate._statistics import BinGaps, Count, Gap, GapSlope, Histogram, Loss, Noise, Statistic
+from tacit.calibrate._statistics import (
+    BinGaps,
+    Cells,
+    Count,
+    Gap,
+    GapCells,
+    GapSlope,
+    Histogram,
+    Loss,
+    Noise,
+    Statistic,
+)
 from tacit.privacy import Budget, Neighbours
+
+_CURVE_NOISE = 0.0065  # of all units: with more noise in a bin than that, a temperature is all that is asked for
+Aggregate = Literal["robust", "sum", "secure"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +52,10 @@ class Setting:
         neighbours: The neighbouring relation.
         extra: Questions that are paid for besides those of the method.
         level: Of the intervals.
+        aggregate: "robust", the location of the answers, which a few lying sources cannot decide; their "sum"; or
+            "secure": the sum alone is seen, with one noise for all (secure aggregation).
+        sizes: The units of each source, if they are published; otherwise they count as equal.
+        honest: With secure aggregation: the sources whose shares of the noise suffice; the others' come on top.
     """
 
     sources: int
@@ -44,6 +65,14 @@ class Setting:
     neighbours: Neighbours = Neighbours.ADD_REMOVE
     extra: int = 0
     level: float = 0.95
+    aggregate: Aggregate = "robust"
+    sizes: tuple[int, ...] | None = None
+    honest: int | None = None
+
+    @property
+    def noises(self) -> float:
+        """How many times a total has the noise of one answer: once for each source, or one for all and what is over."""
+        return self.sources / (self.honest or self.sources) if self.aggregate == "secure" else self.sources
 
     @property
     def z(self) -> float:
@@ -60,7 +89,16 @@ class Setting:
     def noise_std(self, statistic: Statistic, queries: int) -> float:
         """The standard deviation of the noise in a total over all sources."""
         each = self.price(queries).scale(statistic, self.neighbours)
-        return each * math.sqrt(self.sources * (2 if self.noise == "laplace" else 1))
+        return each * math.sqrt(self.noises * (2 if self.noise == "laplace" else 1))
+
+    def stds(self, statistic: Statistic, queries: int, samples: float) -> tuple[float, ...]:
+        """The standard deviation of each value of a total over so many units, of noise and samples together."""
+        if self.aggregate != "robust":
+            own = self.noise_std(statistic, queries)
+            return tuple(math.hypot(own, math.sqrt(samples * variance)) for variance in statistic.spread)
+        sizes = torch.full((self.sources,), samples / self.sources) if self.sizes is None else torch.tensor(self.sizes)
+        scale = self.price(queries).scale(statistic, self.neighbours)
+        return tuple(deviation(sizes, variance, noise=self.noise, scale=scale) for variance in statistic.spread)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +226,8 @@ class SignedGap(_InRange):
     Acc-T's gap (accuracy - confidence) rises with T, so its sign says where to go, and its size and slope how far. A
     source can add the slope without moving the sum further than the gap alone may. ``steps=None`` chooses the number
     of questions from public quantities: the noise that one question would have. If the sources publish no sizes, one
-    more question asks for their number of units, at the same price.
+    more question asks for their number of units, at the same price. T stays exactly 1 unless the answers make it
+    probable enough that moving does good (the gate of ``fit_gap``).
 
     Args:
         low: The smallest temperature of the search.
@@ -216,23 +255,61 @@ class SignedGap(_InRange):
         return self._steps(setting) + (setting.samples is None)
 
     def search(self, setting: Setting, trials: int = 1) -> Search:
-        samples: float | None = setting.samples
-        if samples is None:
-            ones = torch.ones(trials, dtype=torch.float64)
-            counted = yield Ask(statistic=Count(), temperatures=ones)
-            samples = max(1.0, float(counted[0, 0]))  # one trial: a simulation always declares its sizes
-        samples = max(1.0, samples)
-        std = setting.noise_std(GapSlope(), self.queries(setting)) / samples
+        samples = yield from _counted(setting, trials)
+        return (yield from self._fit(setting, trials, samples, self._steps(setting)))
+
+    def _fit(self, setting: Setting, trials: int, samples: float, steps: int) -> Search:
+        gap, slope = setting.stds(GapSlope(), self.queries(setting), samples)
         search = fit_gap(
-            low=self.low,
-            high=self.high,
-            steps=self._steps(setting),
-            samples=samples,
-            noise_std=std,
-            trials=trials,
-            z=setting.z,
+            low=self.low, high=self.high, steps=steps, samples=samples, stds=(gap, slope), trials=trials, z=setting.z
         )
         return (yield from search)
+
+
+def _counted(setting: Setting, trials: int) -> Generator[Ask, Tensor, float]:
+    """The number of units in all: as published, or from one more question."""
+    if setting.samples is not None:
+        return max(1.0, setting.samples)
+    counted = yield Ask(statistic=Count(), temperatures=torch.ones(trials, dtype=torch.float64))
+    return max(1.0, float(counted[0, 0]))  # one trial: a simulation always declares its sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class GapCurve(SignedGap):
+    """The signed gap's temperature, and a smooth correction of what it leaves; as many questions as the signed gap.
+
+    The last question is not for the gap at one more temperature but for its curve over the confidence (``_curve``), at
+    the temperature found. That is decided by public quantities: where the noise of a bin would be more than
+    ``_CURVE_NOISE`` of all units, it is the signed gap and nothing else. What it finds is not a temperature alone, so
+    it cannot be merged into a model's weights.
+
+    Args:
+        low: The smallest temperature of the search.
+        high: The largest temperature.
+        steps: The number of questions; None chooses it from public quantities.
+        bins: Of the confidence.
+    """
+
+    name: ClassVar[str] = "gap-curve"
+    bins: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_bins(self.bins)
+
+    def search(self, setting: Setting, trials: int = 1) -> Search:
+        steps, queries, statistic = self._steps(setting), self.queries(setting), GapCells(bins=self.bins)
+        samples = yield from _counted(setting, trials)
+        noise = setting.noise_std(statistic, queries)
+        if setting.aggregate == "robust":
+            both = setting.stds(statistic, queries, samples)[0]
+            noise = math.sqrt(max(0.0, both**2 - samples * statistic.spread[0]))
+        if steps == 1 or noise > _CURVE_NOISE * samples:
+            return (yield from self._fit(setting, trials, samples, steps))
+        found = yield from self._fit(setting, trials, samples, steps - 1)
+        totals = yield Ask(statistic=statistic, temperatures=found.temperature)
+        constant = setting.stds(GapSlope(), queries, samples)[0] / samples
+        return replace(found, corrections=corrections(totals, samples=samples, noise=noise, constant=constant))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,21 +320,29 @@ class HistogramBinning(Method):
 
     Args:
         bins: The number of bins.
+        ask: "cells", the correct and the wrong predictions of each bin (L1 sensitivity 1), or "totals", the correct
+            ones and all (L1 sensitivity 2: the form of Luo et al.).
     """
 
     name: ClassVar[str] = "histogram"
     bins: int = 15
+    ask: Literal["cells", "totals"] = "cells"
 
     def __post_init__(self) -> None:
         check_bins(self.bins)
+        if self.ask not in ("cells", "totals"):
+            raise ValueError(f"Histogram binning asks for cells or for totals; got {self.ask!r}.")
 
     def queries(self, setting: Setting) -> int:  # noqa: ARG002
         return 1
 
     def search(self, setting: Setting, trials: int = 1) -> Search:  # noqa: ARG002
         ones = torch.ones(trials, dtype=torch.float64)
-        totals = yield Ask(statistic=Histogram(bins=self.bins), temperatures=ones)
+        statistic = Cells(bins=self.bins) if self.ask == "cells" else Histogram(bins=self.bins)
+        totals = yield Ask(statistic=statistic, temperatures=ones)
         correct, count = totals[:, : self.bins], totals[:, self.bins :]
+        if self.ask == "cells":
+            count = correct + count
         middle = (torch.arange(self.bins, dtype=torch.float64) + 0.5) / self.bins
         filled = count > 0
         share = torch.where(filled, correct / torch.where(filled, count, 1.0), middle)
@@ -315,5 +400,5 @@ def _nothing(trials: int) -> Generator[Ask, Tensor, Outcome]:
 
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (SignedGap, AccT, NLLT, ECET, HistogramBinning, OneSource, Nothing)
+    method.name: method for method in (SignedGap, GapCurve, AccT, NLLT, ECET, HistogramBinning, OneSource, Nothing)
 }

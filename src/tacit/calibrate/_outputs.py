@@ -1,7 +1,7 @@
 """A classifier's outputs and their labels: read, checked, and brought into the one form that everything else uses.
 
-Outputs are given as ``logits=`` or as ``probs=``, never guessed. Probabilities become logits by their logarithm, those
-below ``FLOOR`` as if they were ``FLOOR``.
+Outputs are given as ``logits=`` or as ``probs=``, never guessed. Probabilities become logits by their logarithm. One
+column of probabilities is that of the second of two classes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-FLOOR = 1e-12  # of a probability, before its logarithm
+FLOOR = 1e-12  # of a probability that is shared out again
+_SMALLEST = 2.3e-308  # of a probability, before its logarithm: what is given counts as it is, zero nearly so
 _LOWEST = -1e5  # of a logit below its row's largest: e^(-1e5 / T) is 0 for every temperature that may be asked
 
 
@@ -81,15 +82,19 @@ def read(*, logits: Any = None, probs: Any = None, allow_bad: bool = False) -> T
         raise ValueError("Give the classifier's outputs as logits= or as probs=: one of the two.")
     name = "logits" if probs is None else "probs"
     raw = torch.as_tensor(logits if probs is None else probs).detach().cpu()
+    if probs is not None and raw.is_floating_point() and (raw.dim() == 1 or (raw.dim() == 2 and raw.shape[1] == 1)):
+        raw = torch.stack([1 - raw.flatten(), raw.flatten()], dim=1)
     if raw.dim() != 2 or raw.shape[1] < 2:
         raise ValueError(f"{name} have one row per sample and at least two classes; got {raw.dim()} dimensions.")
-    if not raw.is_floating_point():
+    if raw.is_complex() or raw.dtype == torch.bool or (probs is not None and not raw.is_floating_point()):
         raise ValueError(f"{name} are floating-point numbers; got {raw.dtype}.")
     values = raw.double()
     finite = torch.isfinite(values).all(dim=1)
     if not allow_bad and not finite.all():
         raise ValueError(f"{name} contain values that are not finite numbers.")
-    slack = 1e-2 if raw.element_size() < 4 else 1e-3  # half precision rounds a hundred classes by that much
+    slack = (
+        1e-2 if raw.is_floating_point() and raw.element_size() < 4 else 1e-3
+    )  # half precision rounds a hundred classes by that much
     kept = values[finite]
     like_probs = (kept.sum(dim=1) - 1).abs().le(slack) & kept.ge(0).all(dim=1)
     if probs is None:
@@ -100,7 +105,7 @@ def read(*, logits: Any = None, probs: Any = None, allow_bad: bool = False) -> T
         return values
     if not (like_probs & kept.le(1 + slack).all(dim=1)).all():
         raise ValueError("Every row of probs lies within [0, 1] and sums to 1; pass unnormalised scores as logits=.")
-    return values.clamp_min(FLOOR).log()
+    return values.clamp_min(_SMALLEST).log()
 
 
 def check_labels(labels: Any, scores: Tensor) -> Tensor:

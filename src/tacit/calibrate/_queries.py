@@ -39,9 +39,11 @@ class Price:
         if not self.amount >= _LEAST:
             raise ValueError(f"An answer costs at least {_LEAST:g}; got {self.amount!r}.")
 
-    def event(self, neighbours: Neighbours) -> DpEvent:
+    def event(self, neighbours: Neighbours, shares: Shares | None = None) -> DpEvent:
         """The release that costs this under a relation; noise is relative to one contribution's bound."""
         multiplier = neighbours.factor / self.amount
+        if shares is not None:
+            return events.shared_noise(self.noise, multiplier, shares.honest)
         return events.laplace(multiplier) if self.noise == "laplace" else events.gaussian(multiplier)
 
     def scale(self, statistic: Statistic, neighbours: Neighbours) -> float:
@@ -58,6 +60,44 @@ class Price:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shares:
+    """How one noise is divided over the sources of a total that alone is seen (secure aggregation).
+
+    Args:
+        needed: The total is of at least so many sources, or is not seen at all.
+        honest: So many sources add enough noise between them: up to ``needed - honest`` of the others may collude.
+        steps: The grid: so many steps are the largest contribution, rounded up to a power of two.
+        bits: The total is taken modulo 2^bits.
+    """
+
+    needed: int
+    honest: int
+    steps: int = 256
+    bits: int = 24
+
+    def __post_init__(self) -> None:
+        numbers = (self.needed, self.honest, self.steps, self.bits)
+        if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
+            raise ValueError("What is said about shares of noise are whole numbers.")
+        if not (1 <= self.honest <= self.needed and self.needed >= 2):
+            raise ValueError("A total has at least two sources, and between one and all of them are honest.")
+        if self.steps not in {2**k for k in range(2, 21)} or not 8 <= self.bits <= 30:
+            raise ValueError("The grid has 4 to 2^20 steps, a power of two, and a total has 8 to 30 bits.")
+
+    def centred(self, total: int) -> int:
+        """A total modulo 2^bits as the whole number next to zero that it stands for."""
+        half = 1 << (self.bits - 1)
+        return (total + half) % (1 << self.bits) - half
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Shares:
+        return make(cls, data)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Query:
     """A question with its name. The same ``id`` always gets the same answer.
 
@@ -65,24 +105,28 @@ class Query:
         id: Names the question.
         statistic: What is asked.
         price: What it may cost.
+        shares: With secure aggregation: how the noise is divided.
     """
 
     id: str
     statistic: Statistic
     price: Price
+    shares: Shares | None = None
 
     def __post_init__(self) -> None:
         if not self.id or len(self.id) > 200 or not self.id.isprintable():
             raise ValueError("A query has a printable id of at most 200 characters.")
 
     def to_json(self) -> dict[str, Any]:
-        return {"id": self.id, "statistic": self.statistic.to_json(), "price": self.price.to_json()}
+        told = {"id": self.id, "statistic": self.statistic.to_json(), "price": self.price.to_json()}
+        return told if self.shares is None else told | {"shares": self.shares.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Query:
         known = checked(cls, data)
         statistic, price = Statistic.from_json(known.get("statistic", {})), Price.from_json(known.get("price", {}))
-        return make(cls, {**known, "statistic": statistic, "price": price})
+        shares = None if known.get("shares") is None else Shares.from_json(known["shares"])
+        return make(cls, {**known, "statistic": statistic, "price": price, "shares": shares})
 
     @property
     def text(self) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit.calibrate._outputs import Outputs, bin_of
-from tacit.calibrate._statistics import BinGaps, Histogram, Statistic
+from tacit.calibrate._statistics import BinGaps, Cells, GapCells, Histogram, Statistic
 
 CELLS = 2**24  # numbers held at once
 
@@ -29,11 +29,16 @@ class Rows:
     def of(cls, statistic: Statistic, outputs: Outputs, *, on_grid: bool) -> Rows:
         """``on_grid``: in whole steps of the statistic's grid, as a source rounds them."""
         place: Tensor | None = None
-        if isinstance(statistic, BinGaps | Histogram):
+        if isinstance(statistic, BinGaps | Cells | GapCells | Histogram):
             confidence = outputs.confidence(statistic.temperature)
             place = bin_of(confidence, statistic.bins)[:, None]
             if isinstance(statistic, BinGaps):
                 values = ((outputs.correct - confidence) * outputs.good)[:, None]
+            elif isinstance(statistic, GapCells):
+                values = statistic.pairs(outputs, confidence) * outputs.good[:, None]
+                place = torch.cat([place, place + statistic.bins], dim=1)
+            elif isinstance(statistic, Cells):
+                values, place = outputs.good[:, None], place + statistic.bins * (1 - outputs.correct.long()[:, None])
             else:
                 values = torch.stack([outputs.correct * outputs.good, outputs.good], dim=1)
                 place = torch.cat([place, place + statistic.bins], dim=1)
@@ -47,15 +52,28 @@ class Rows:
         total.index_add_(0, place.flatten(), values.flatten())
         return cls(values=values, place=place, size=statistic.size, total=total)
 
-    def over(self, picked: Tensor) -> Tensor:
-        """The sums (trials x size) over the rows that each trial picked (trials x samples)."""
-        chunk = max(1, CELLS // max(1, picked.shape[1] * self.values.shape[1]))
-        return torch.cat([self._over(part) for part in torch.split(picked, chunk)])
+    def over(self, picked: Tensor, whose: Tensor | None = None) -> Tensor:
+        """The sums (trials x size) over the rows that each trial picked (trials x samples).
 
-    def _over(self, picked: Tensor) -> Tensor:
+        With ``whose``, the source of each place: the sums of each source (trials x sources x size).
+        """
+        chunk = max(1, CELLS // max(1, picked.shape[1] * self.values.shape[1]))
+        return torch.cat([self._over(part, whose) for part in torch.split(picked, chunk)])
+
+    def _over(self, picked: Tensor, whose: Tensor | None) -> Tensor:
         if self.place is None:
-            return torch.stack([column[picked].sum(dim=1) for column in self.values.T.contiguous()], dim=1)
-        sums = torch.zeros(len(picked), self.size, dtype=torch.float64)
+            return torch.stack([gathered(column[picked], whose) for column in self.values.T.contiguous()], dim=-1)
+        sources = 1 if whose is None else int(whose[-1]) + 1
+        sums = torch.zeros(len(picked), sources * self.size, dtype=torch.float64)
+        first = 0 if whose is None else whose * self.size
         for place, values in zip(self.place.T.contiguous(), self.values.T.contiguous(), strict=True):
-            sums.scatter_add_(1, place[picked], values[picked])
-        return sums
+            sums.scatter_add_(1, place[picked] + first, values[picked])
+        return sums if whose is None else sums.view(len(picked), sources, self.size)
+
+
+def gathered(values: Tensor, whose: Tensor | None) -> Tensor:
+    """Sums along the second dimension: of everything, or of each source."""
+    if whose is None:
+        return values.sum(dim=1)
+    sums = torch.zeros(len(values), int(whose[-1]) + 1, *values.shape[2:], dtype=values.dtype)
+    return sums.index_add_(1, whose, values)

@@ -39,17 +39,21 @@ class Outcome:
     Args:
         temperature: Per trial.
         confidences: Of each bin, for histogram binning.
+        corrections: What is added to the confidence, at the middle of each bin.
         low: The lower end of an interval for the temperature.
         high: The upper end.
         edge: Whether the search ended at an end of its range.
+        kept: Whether T stayed 1 because the answers are no evidence against it.
         asked: All questions and totals.
     """
 
     temperature: Tensor
     confidences: Tensor | None = None
+    corrections: Tensor | None = None
     low: Tensor | None = None  # an interval for the temperature
     high: Tensor | None = None
     edge: Tensor | None = None  # whether the search ended at an end of its range
+    kept: Tensor | None = None  # whether T stayed 1 because the answers are no evidence against it
     asked: list[tuple[Ask, Tensor]] = field(default_factory=list, repr=False)
 
 
@@ -102,32 +106,39 @@ _SLOPE_MISFIT = 0.03  # of a slope that was cut, and of the parabola
 _GAP_MISFIT = 0.02  # how far a gap may be from the parabola; intervals allow for it, the search does not
 _FLATTEST = 0.03  # a curve that is known to rise is not solved as if it were flat
 _STEP = 1 / 64  # temperatures are asked for on this grid of log T
-_SAMPLING = 0.2  # the variance of correct - confidence: mean p (1 - p) of a calibrated classifier, at most 1/4
+_SURE = 0.87  # the gate: how probable it must be that T = 1 is wrong by more than half of what is believed
 
 
-def fit_gap(*, low: float, high: float, steps: int, samples: float, noise_std: float, trials: int, z: float) -> Search:
+def fit_gap(
+    *, low: float, high: float, steps: int, samples: float, stds: tuple[float, float], trials: int, z: float
+) -> Search:
     """Follow the signed gap and its slope to where the gap is zero: ``steps`` questions.
 
-    Each answer updates a Gaussian belief about the curve (Bayesian linear regression: the noise is known exactly, so no
-    variance is estimated); the next question is where the curve is believed to cross zero. What is
-    uncertain stays near the prior, whose root is T = 1. The interval holds every temperature at which the believed gap
-    is within ``z`` standard deviations of zero, of noise and sampling together, and a fixed allowance for the parabola.
+    Each answer updates a Gaussian belief about the curve (Bayesian linear regression: ``stds``, the deviations of the
+    two totals over ``samples`` units, are known, so no variance is estimated); the next question is where the curve is
+    believed to cross zero. What is uncertain stays near the prior, whose root is T = 1. The interval holds the
+    temperatures around the one found at which the believed gap is within ``z`` standard deviations of zero, of noise
+    and sampling together, and a fixed allowance for the parabola; it ends where that is so no more, since the gap rises
+    with T: beyond a temperature at which it is surely not zero it is even further from it.
+
+    The gate: with m and s the mean and deviation of the believed gap at T = 1, moving is kept only if Phi(|m| / (2 s))
+    is at least ``_SURE``. A step that removes a gap m which is really g does harm where |g - m| > |g|, that is where g
+    is beyond m/2 on the side of zero: with probability 1 - Phi(|m| / (2 s)). Otherwise T stays exactly 1.
     """
-    start, stop = math.log(low), math.log(high)
-    size = max(1, round((stop - start) / _STEP))
-    grid = torch.linspace(start, stop, size + 1, dtype=torch.float64)
+    grid = _grid(math.log(low), math.log(high))
+    size = len(grid) - 1
     curve = torch.stack([torch.ones_like(grid), grid, grid**2 / 2], dim=1)
     precision = torch.diag(torch.tensor(_STD, dtype=torch.float64) ** -2).expand(trials, 3, 3)
     shift = (precision @ torch.tensor(_MEAN, dtype=torch.float64)).clone()
-    variance = max(noise_std**2, 1e-12)
-    place = torch.full((trials,), size // 2)
+    gap_error, slope_error = ((std / samples) ** 2 + 1e-12 for std in stds)
+    place = (grid - grid.mean()).abs().argmin().expand(trials)
     for _ in range(steps):
         where = grid[place]
         totals = yield Ask(statistic=GapSlope(), temperatures=where.exp())
         rise = torch.stack([torch.zeros_like(where), torch.ones_like(where), where], dim=1)
         for row, value, error in (
-            (curve[place], totals[:, 0] / samples, variance + _SAMPLING / samples),
-            (rise, totals[:, 1] / samples, variance + _SLOPE_MISFIT**2),
+            (curve[place], totals[:, 0] / samples, gap_error),
+            (rise, totals[:, 1] / samples, slope_error + _SLOPE_MISFIT**2),
         ):
             precision = precision + row[:, :, None] * row[:, None, :] / error
             shift = shift + row * (value / error)[:, None]
@@ -136,21 +147,38 @@ def fit_gap(*, low: float, high: float, steps: int, samples: float, noise_std: f
         gap = _rising(belief, grid)
         place = gap.abs().argmin(dim=1)
     spread = torch.einsum("gi,tij,gj->tg", curve, covariance, curve).sqrt()
-    possible = (gap.abs() <= z * spread + _GAP_MISFIT).double()
-    possible.scatter_(1, place[:, None], 1.0)
-    first, last = possible.argmax(dim=1), size - possible.flip(1).argmax(dim=1)
+    surely_not = gap.abs() > z * spread + _GAP_MISFIT
+    at, found = torch.arange(size + 1), place[:, None]
+    first = torch.where(surely_not & (at < found), at + 1, 0).amax(dim=1)
+    last = torch.where(surely_not & (at > found), at - 1, size).amin(dim=1)
+    at_one = (grid == 0).nonzero()[:, 0]
+    kept = torch.zeros(trials, dtype=torch.bool)
+    if len(at_one):
+        kept = torch.special.ndtr(belief[:, 0].abs() / (2 * covariance[:, 0, 0].sqrt())) < _SURE
+        place = torch.where(kept, at_one, place)
+        first, last = torch.minimum(first, place), torch.maximum(last, place)
     return Outcome(
         temperature=grid[place].exp(),
         low=grid[first].exp(),
         high=grid[last].exp(),
         edge=(place == 0) | (place == size),
+        kept=kept,
     )
+
+
+def _grid(start: float, stop: float) -> Tensor:
+    """The multiples of ``_STEP`` in a range of log T, 0 among them, and the ends of the range."""
+    inside = torch.arange(math.ceil(start / _STEP), math.floor(stop / _STEP) + 1, dtype=torch.float64) * _STEP
+    ends = torch.tensor([start, stop], dtype=torch.float64)
+    inside = inside[((inside[:, None] - ends).abs() > _STEP / 4).all(dim=1) | (inside == 0)]
+    grid: Tensor = torch.unique(torch.cat([ends, inside]))
+    return grid
 
 
 def _rising(belief: Tensor, grid: Tensor) -> Tensor:
     """The believed curve on the grid, with its slope kept positive: integrated from its value at the middle."""
     slope = (belief[:, 1:2] + belief[:, 2:3] * grid).clamp_min(_FLATTEST)
-    pieces = (slope[:, 1:] + slope[:, :-1]) / 2 * (grid[1] - grid[0])
+    pieces = (slope[:, 1:] + slope[:, :-1]) / 2 * grid.diff()
     height = torch.cat([torch.zeros_like(pieces[:, :1]), pieces.cumsum(dim=1)], dim=1)
     anchor = int((grid - grid.mean()).abs().argmin())
     value = belief[:, 0] + belief[:, 1] * grid[anchor] + belief[:, 2] * grid[anchor] ** 2 / 2

@@ -1,7 +1,7 @@
 """Thousands of trials at once, on data that is public: for studies, and for knowing beforehand what a budget will buy.
 
-The searches are those of the real protocol (``search``); only the transport differs: sums over all sources are one
-matrix product, and the noise of all sources is drawn as one number of the right distribution. It comes from numpy's
+The searches are those of the real protocol (``search``); only the transport differs: the sums of all sources are one
+operation, and for plain sums the noise of all sources is one number of the right distribution. It comes from numpy's
 generator with a seed, so everything here is marked "seeded: not private".
 """
 
@@ -18,14 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tacit.calibrate._methods import Method, OneSource, Setting
+from tacit.calibrate._aggregate import total
+from tacit.calibrate._curve import corrected
+from tacit.calibrate._methods import Aggregate, Method, OneSource, Setting
 from tacit.calibrate._outputs import Outputs, bin_of
-from tacit.calibrate._rows import CELLS, Rows
+from tacit.calibrate._rows import CELLS, Rows, gathered
 from tacit.calibrate._search import Ask, Outcome, drive
 from tacit.calibrate._statistics import BinGaps, Gap, Histogram, Noise, Statistic
 from tacit.privacy import Budget, Neighbours
 
-Draw = Callable[[float, int, tuple[int, ...]], Tensor]
+Draw = Callable[[float, float, tuple[int, ...]], Tensor]
+Tamper = Callable[[Tensor, Ask, float], Tensor]
 _KEPT = 2**25  # numbers of contributions that are kept from one question to the next
 
 
@@ -81,8 +84,8 @@ class Simulation:
         self._memo: dict[tuple[Statistic, bool], Rows] = {}
         self._deal(sources, samples)
 
-    def redealt(self, *, sources: int, samples: int | Sequence[int]) -> Simulation:
-        """The same outputs dealt to other sources; what was computed about single rows serves both."""
+    def repartitioned(self, *, sources: int, samples: int | Sequence[int]) -> Simulation:
+        """The same outputs partitioned among other sources; what was computed about single rows serves both."""
         other = copy(self)
         other._deal(sources, samples)
         return other
@@ -96,9 +99,10 @@ class Simulation:
             raise ValueError(
                 f"{sources} sources take {used} samples and there are {rows}: none is left for evaluation."
             )
-        self.sources, self.samples = sources, used
-        self.dealt = _orders(rows, self.trials, self._seed)[:, :used].contiguous()  # source after source
-        self._first = self.dealt[:, : sizes[0]]
+        self.sources, self.samples, self.sizes = sources, used, tuple(sizes)
+        self._whose = torch.arange(sources).repeat_interleave(torch.tensor(sizes))
+        self.assigned = _orders(rows, self.trials, self._seed)[:, :used].contiguous()  # source after source
+        self._first = self.assigned[:, : sizes[0]]
         self._before: Tensor | None = None
 
     def run(
@@ -109,19 +113,30 @@ class Simulation:
         noise: Noise | None = None,
         neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
         draw: Draw | None = None,
+        aggregate: Aggregate = "robust",
+        tamper: Tamper | None = None,
     ) -> Trials:
-        """One method in every trial. ``draw(scale, sources, shape)`` gives the sum of the sources' noise, if given."""
+        """One method in every trial.
+
+        ``draw(scale, sources, shape)`` gives the sum of so many sources' noise, if given (of one source's, where the
+        aggregation is robust). ``tamper(answers, asked, scale)`` is what lying sources make of the answers (trials x
+        sources x values).
+        """
         setting = Setting(
             sources=self.sources,
             samples=self.samples,
             budget=budget,
             noise=noise or ("laplace" if budget.pure else "gaussian"),
             neighbours=Neighbours(neighbours),
+            aggregate=aggregate,
+            sizes=self.sizes,
         )
-        return self.run_in(setting, method, draw=draw)
+        return self.run_in(setting, method, draw=draw, tamper=tamper)
 
-    def run_in(self, setting: Setting, method: Method, *, draw: Draw | None = None) -> Trials:
-        """The same in a setting of more samples than are dealt: totals are scaled up to what these would give."""
+    def run_in(
+        self, setting: Setting, method: Method, *, draw: Draw | None = None, tamper: Tamper | None = None
+    ) -> Trials:
+        """The same in a setting of more samples than are assigned: totals are scaled up to what these would give."""
         queries = method.queries(setting)
         stand_for = max(1, setting.samples or 0) / max(1, self.samples)
         draw = draw or self._draw(setting.noise)
@@ -129,9 +144,17 @@ class Simulation:
         def ask(asked: Ask) -> Tensor:
             if isinstance(method, OneSource):
                 return self._sums(asked, self._first)
-            totals = self._sums(asked, None) * stand_for
             scale = setting.price(queries).scale(asked.statistic, setting.neighbours)
-            return totals + draw(scale, setting.sources, tuple(totals.shape))
+            if setting.aggregate != "robust" and tamper is None:
+                totals = self._sums(asked, None) * stand_for
+                return totals + draw(scale, setting.noises, tuple(totals.shape))
+            answers = self._sums(asked, None, self._whose) * stand_for
+            answers = answers + draw(scale, 1, tuple(answers.shape))
+            answers = answers if tamper is None else tamper(answers, asked, scale)
+            if setting.aggregate != "robust":
+                return answers.sum(dim=1)
+            sizes = torch.tensor(self.sizes, dtype=torch.float64) * stand_for
+            return total(answers, sizes, asked.statistic, noise=setting.noise, scale=scale).value
 
         outcome = drive(method.search(setting, self.trials), ask)
         if self._before is None:
@@ -144,22 +167,23 @@ class Simulation:
             outcome=outcome,
         )
 
-    def _sums(self, asked: Ask, rows: Tensor | None) -> Tensor:
-        """The exact totals of each trial, over all its samples or over ``rows`` (trials x samples)."""
+    def _sums(self, asked: Ask, rows: Tensor | None, whose: Tensor | None = None) -> Tensor:
+        """The exact totals of each trial, over all its samples or over ``rows`` (trials x samples), or by source."""
         levels, place = torch.unique(asked.temperatures, return_inverse=True)
-        picked = self.dealt if rows is None else rows
-        totals = torch.zeros(self.trials, asked.statistic.size, dtype=torch.float64)
+        picked = self.assigned if rows is None else rows
+        shape = (asked.statistic.size,) if whose is None else (self.sources, asked.statistic.size)
+        totals = torch.zeros(self.trials, *shape, dtype=torch.float64)
         if rows is not None or len(levels) * len(self.outputs) > 4 * picked.numel():
             chunk = max(1, CELLS // max(1, picked.shape[1] * self.outputs.classes))
             for start in range(0, self.trials, chunk):
                 part = picked[start : start + chunk]
                 each = asked.temperatures[start : start + chunk].repeat_interleave(part.shape[1])
                 values = _on_grid(asked.statistic, self.outputs.take(part.flatten()), each)
-                totals[start : start + chunk] = values.view(*part.shape, -1).sum(dim=1)
+                totals[start : start + chunk] = gathered(values.view(*part.shape, -1), whose)
             return totals * asked.statistic.grid
         for level, temperature in enumerate(levels.tolist()):
             here = place == level
-            totals[here] = self._rows(asked.statistic.at(temperature), on_grid=True).over(self.dealt[here])
+            totals[here] = self._rows(asked.statistic.at(temperature), on_grid=True).over(self.assigned[here], whose)
         return totals * asked.statistic.grid
 
     def _rows(self, statistic: Statistic, *, on_grid: bool) -> Rows:
@@ -173,36 +197,51 @@ class Simulation:
         return rows
 
     def _ece(self, outcome: Outcome) -> Tensor:
-        """The calibration error of each trial's result on the samples that were not dealt."""
+        """The calibration error of each trial's result on the samples that no source has."""
         left_over = len(self.outputs) - self.samples
         if outcome.confidences is not None:
             return self._ece_of_bins(outcome.confidences) / left_over
+        if outcome.corrections is not None:
+            return self._ece_of_curves(outcome.temperature, outcome.corrections) / left_over
         levels, place = torch.unique(outcome.temperature, return_inverse=True)
         errors = torch.zeros(self.trials, dtype=torch.float64)
         for level, temperature in enumerate(levels.tolist()):
             here = place == level
             rows = self._rows(BinGaps(bins=self.bins, temperature=temperature), on_grid=False)
-            errors[here] = (rows.total - rows.over(self.dealt[here])).abs().sum(dim=1)
+            errors[here] = (rows.total - rows.over(self.assigned[here])).abs().sum(dim=1)
         return errors / left_over
 
     def _ece_of_bins(self, confidences: Tensor) -> Tensor:
         """All rows of a bin get its confidence, so their counts are all that is needed."""
         old = confidences.shape[1]
         rows = self._rows(Histogram(bins=old), on_grid=False)
-        counts = rows.total - rows.over(self.dealt)
+        counts = rows.total - rows.over(self.assigned)
         claimed = confidences.clamp_min(1 / self.outputs.classes)
         gaps = counts[:, :old] - counts[:, old:] * claimed
         sums = torch.zeros(self.trials, self.bins, dtype=torch.float64)
         return sums.scatter_add_(1, bin_of(claimed, self.bins), gaps).abs().sum(dim=1)
 
+    def _ece_of_curves(self, temperature: Tensor, corrections: Tensor) -> Tensor:
+        """Every trial has a curve of its own, so rows are looked at trial by trial."""
+        outputs, errors = self.outputs, []
+        known: dict[float, Tensor] = {}
+        for level, correction, rows in zip(temperature.tolist(), corrections, self.assigned, strict=True):
+            if level not in known:
+                known[level] = outputs.confidence(level)
+            claimed = corrected(known[level], correction, outputs.classes)
+            gaps = (outputs.correct - claimed) * outputs.good
+            gaps[rows] = 0.0
+            errors.append(torch.bincount(bin_of(claimed, self.bins), gaps, minlength=self.bins).abs().sum())
+        return torch.stack(errors)
+
     def _draw(self, noise: Noise) -> Draw:
         """The sum of independent noise of many sources: of Laplaces it is a difference of two gammas.
 
-        Every run draws the same stream, so that methods are compared on the same deals and the same luck.
+        Every run draws the same stream, so that methods are compared on the same partitions and the same noise.
         """
         rng = np.random.default_rng((self._seed, 1))
 
-        def draw(scale: float, sources: int, shape: tuple[int, ...]) -> Tensor:
+        def draw(scale: float, sources: float, shape: tuple[int, ...]) -> Tensor:
             if noise == "laplace":
                 value = rng.gamma(sources, size=shape) - rng.gamma(sources, size=shape)
             else:
@@ -233,7 +272,7 @@ def simulate(
     noise: Noise | None = None,
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
 ) -> Trials:
-    """One method on public outputs; to compare several on the same deals, keep a ``Simulation``.
+    """One method on public outputs; to compare several on the same partitions, keep a ``Simulation``.
 
     Args:
         method: How to recalibrate.
@@ -272,19 +311,29 @@ class Forecast:
     Args:
         before: Without recalibration.
         after: With it.
+        expected: How far the confidence of that classifier is above its accuracy.
     """
 
     before: float
     after: float
+    expected: float = 0.05
 
     @property
     def worth(self) -> bool:
         return self.after < self.before
 
+    @property
+    def assumes(self) -> str:
+        """What the forecast assumes, as half a sentence: nothing about the real classifier is known before asking."""
+        return (
+            f"assuming a classifier of ten classes that is right in 75 % of the cases and {100 * self.expected:.3g} "
+            "points too confident, and sources that are alike and honest"
+        )
+
 
 @lru_cache(maxsize=64)
 def forecast(method: Method, setting: Setting, *, expected: float = 0.05, trials: int = 200) -> Forecast:
-    """What a method would do, on average, for a made-up classifier that is ``expected`` too confident.
+    """What a method would do, on average, for a synthetic classifier that is ``expected`` too confident.
 
     Decided from public quantities only (sources, declared samples, budget), before anything is asked. The reference is
     a ten-class problem of 75 % accuracy, so it says whether the noise would drown a miscalibration of that size.
@@ -301,16 +350,16 @@ def forecast(method: Method, setting: Setting, *, expected: float = 0.05, trials
     if setting.samples is None:
         raise ValueError("A forecast needs the number of samples: let the sources declare their sizes.")
     logits, labels = reference(expected)
-    dealt = min(max(setting.samples, 1), len(labels) // 2)
-    each = [dealt // setting.sources + (i < dealt % setting.sources) for i in range(setting.sources)]
+    samples_in_all = min(max(setting.samples, 1), len(labels) // 2)
+    each = [samples_in_all // setting.sources + (i < samples_in_all % setting.sources) for i in range(setting.sources)]
     simulation = Simulation(logits=logits, labels=labels, sources=setting.sources, samples=each, trials=trials, seed=1)
     result = simulation.run_in(setting, method)
-    return Forecast(before=float(result.ece_before.mean()), after=float(result.ece_after.mean()))
+    return Forecast(before=float(result.ece_before.mean()), after=float(result.ece_after.mean()), expected=expected)
 
 
 @lru_cache(maxsize=8)
 def reference(expected: float, rows: int = 4000) -> tuple[Tensor, Tensor]:
-    """Logits and labels of a made-up classifier whose mean confidence is ``expected`` above its accuracy.
+    """Logits and labels of a synthetic classifier whose mean confidence is ``expected`` above its accuracy.
 
     Scores x = m onehot(y) + N(0, 1) have the true posterior softmax(m x); sharpening that makes it overconfident.
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from tacit._curator import Curator, as_curator
 from tacit._deprecation import renamed_argument
+from tacit._guard_rails import warn_of_delta
 from tacit._json import to_number, to_plain
 from tacit._refusals import attempt
 from tacit._unit_ids import distinct
@@ -27,10 +29,23 @@ from tacit.calibrate._wire import checked, make
 from tacit.data import Rows
 from tacit.finetune import in_place
 from tacit.gradients import filled
-from tacit.privacy import Budget, Guarantee, Ledger, LedgerError, Neighbours, Unit, mechanisms, mu_of_pure, sampling
+from tacit.privacy import (
+    Budget,
+    Guarantee,
+    Ledger,
+    LedgerError,
+    Neighbours,
+    Receipt,
+    Unit,
+    mechanisms,
+    mu_of_pure,
+    sampling,
+)
 
+Trust = Literal["local", "secure-aggregation"]
+TRUSTS: tuple[Trust, ...] = ("local", "secure-aggregation")
 _UNREADABLE = (
-    "The classifier cannot be run on these batches. Nothing was charged. Details may reveal rows: see curator.error."
+    "The classifier cannot be run on these batches. Nothing was charged. Details may reveal rows: see curator=."
 )
 
 
@@ -51,6 +66,8 @@ class Terms:
         size: The published number of units, or None.
         durable: Whether its ledger survives the process.
         grouped: Whether the rows of a unit were grouped; if not, one row per unit is assumed.
+        trust: "local", or "secure-aggregation": it adds a share of one noise to a total that alone is seen.
+        colluding: With secure aggregation: the share of the sources that may collude against it.
     """
 
     source: str
@@ -65,6 +82,8 @@ class Terms:
     size: int | None = None
     durable: bool = True
     grouped: bool = False  # whether the rows of a unit were put together; if not, one row per unit is assumed
+    trust: Trust = "local"
+    colluding: float = 0.0
 
     def __post_init__(self) -> None:
         whole = [self.classes] + ([] if self.size is None else [self.size])
@@ -72,6 +91,8 @@ class Terms:
             raise ValueError("The terms of a source state whole numbers of classes and units, and a kind of noise.")
         if not all(isinstance(n, int | float) and n >= 0 for n in (self.epsilon, self.delta, self.left)):
             raise ValueError("The terms of a source state its budget, and what is left of it, as numbers.")
+        if self.trust not in TRUSTS or not isinstance(self.colluding, int | float) or not 0 <= self.colluding < 1:
+            raise ValueError("The terms of a source state whom it trusts, and a share of colluding sources below 1.")
 
     def affords(self, price: Price, times: int) -> bool:
         """Whether so many answers at this price would be charged; in modes that cannot be foreseen, yes."""
@@ -113,6 +134,10 @@ class Source:
         size: What the source publishes as its number of units: nothing by default, since under add-remove that number
             is private; under replace-one it is public by definition and stated by default.
         seed: Reproducible noise: "seeded: not private".
+        trust: "local": every answer has all the noise that its promise needs, and nobody has to be trusted.
+            "secure-aggregation": the source adds a share of one noise, and its promise holds as long as the total alone
+            is seen and at most `colluding` of the sources tell theirs.
+        colluding: With secure aggregation: the share of the sources in a total that may collude against this one.
 
     Raises:
         ValueError: Invalid outputs or labels.
@@ -145,6 +170,8 @@ class Source:
         units: Any = None,
         size: int | None = None,
         seed: int | None = None,
+        trust: Trust = "local",
+        colluding: float = 0.5,
     ) -> None:
         unit_ids = renamed_argument("units", units, "unit_ids", unit_ids, where="calibrate.Source")
         self.name, self.budget = name, budget
@@ -161,6 +188,11 @@ class Source:
         if size is None and self.neighbours is Neighbours.REPLACE_ONE:
             size = len(self._outputs) if self._units is None else len(torch.unique(self._units))
         self.size, self.seed = size, seed
+        warn_of_delta(budget.delta, size, str(self.unit))
+        if trust not in TRUSTS or not 0 <= colluding < 1:
+            raise ValueError(f"A source trusts {' or '.join(TRUSTS)}, and fewer than all others to collude.")
+        self.trust: Trust = trust
+        self.colluding = colluding if trust != "local" else 0.0
         self.ledger = ledger if ledger is not None else Ledger("sqlite://")
         self.subject = subject or name
         self._mode = self._declare()
@@ -173,9 +205,10 @@ class Source:
         """A source from a classifier and the batches of (inputs, labels) that it is run on, once, here.
 
         A row on which the classifier raises has logits that are not finite, and contributes zero to everything; it
-        keeps its place in its batch, and nobody else's logits depend on it. `curator.error`, if it is given, is told.
+        keeps its place in its batch, and nobody else's logits depend on it. A `curator=` is called with
+        a `tacit.ErrorEvent` for it.
         """
-        curator = options.pop("curator", None)
+        curator = as_curator(options.pop("curator", None), "Source.from_model")
         was_training = model.training
         model.eval()
         try:
@@ -212,6 +245,8 @@ class Source:
             size=self.size,
             durable=self.ledger.durable,
             grouped=self._units is not None,
+            trust=self.trust,
+            colluding=self.colluding,
         )
 
     @property
@@ -232,23 +267,12 @@ class Source:
         """
         if not isinstance(query, Query):
             raise Refused(f"A source answers a Query; got {type(query).__name__}.")
-        if query.price.noise != self.noise:
-            raise Refused(f"{self.name} answers with {self.noise} noise, not {query.price.noise}. Nothing was charged.")
-        known = self._book.begin(self.subject, query)
+        if self.trust != "local" or query.shares is not None:
+            raise Refused(f"{self.name} gives answers or shares, and was asked for the other. Nothing was charged.")
+        known = self._begin(query)
         if known is not None:
             return known
-        statistic = query.statistic
-        try:
-            receipt = self.ledger.charge(
-                self.subject,
-                query.price.event(self.neighbours),
-                stage="calibrate",
-                note=f"{statistic.kind}, query {query.id}",
-                seed=self.seed,
-            )
-        except (LedgerError, ValueError):  # both say that nothing was charged
-            self._book.abandon(self.subject, query)
-            raise
+        statistic, receipt = query.statistic, self._charge(query)
         total = statistic.sum(self._outputs, self._units)
         release = mechanisms.laplace if self.noise == "laplace" else mechanisms.gaussian_query
         answer = Answer(
@@ -262,6 +286,54 @@ class Source:
         )
         self._book.finish(self.subject, query, answer)
         return answer
+
+    def share(self, query: Query) -> tuple[int, ...]:
+        """The statistic with a share of one noise, modulo 2^bits: for a secure aggregation, and never twice.
+
+        Raises ``Refused`` or ``BudgetExceeded`` (nothing charged).
+
+        Formal guarantee: what ``mechanisms.share`` promises, under the assumption that the query states and the source
+        accepts: at least ``shares.needed`` sources are in the total, at most a part ``colluding`` of them tell what was
+        theirs, and nobody sees anything but the total. A share is given once: two totals of different sources in which
+        it is the same would tell it. It is charged before anything is drawn.
+        """
+        shares = query.shares if isinstance(query, Query) else None
+        if self.trust == "local" or shares is None:
+            raise Refused(f"{self.name} gives answers or shares, and was asked for the other. Nothing was charged.")
+        if shares.honest > shares.needed - math.floor(self.colluding * shares.needed + 1e-9):
+            raise Refused(
+                f"{self.name} reckons with {self.colluding:.0%} of the sources colluding, and the question counts on "
+                f"{shares.honest} honest ones of {shares.needed}. Nothing was charged."
+            )
+        if self._begin(query) is not None:
+            raise Refused(f"Query {query.id} had its share already: a share is given once. Ask under a new id.")
+        receipt = self._charge(query)
+        total = query.statistic.sum(self._outputs, self._units, shares.steps)
+        found = mechanisms.share(total, receipt)
+        given = Answer(
+            query=query.id, source=self.name, values=(), scale=0.0, receipt=receipt.id, head=receipt.head,
+            seeded=receipt.seeded,
+        )  # fmt: skip
+        self._book.finish(self.subject, query, given)  # that it was given, not what
+        return tuple(value % (1 << shares.bits) for value in found)
+
+    def _begin(self, query: Query) -> Answer | None:
+        if query.price.noise != self.noise:
+            raise Refused(f"{self.name} answers with {self.noise} noise, not {query.price.noise}. Nothing was charged.")
+        return self._book.begin(self.subject, query)
+
+    def _charge(self, query: Query) -> Receipt:
+        try:
+            return self.ledger.charge(
+                self.subject,
+                query.price.event(self.neighbours, query.shares),
+                stage="calibrate",
+                note=f"{query.statistic.kind}, query {query.id}",
+                seed=self.seed,
+            )
+        except (LedgerError, ValueError):  # both say that nothing was charged
+            self._book.abandon(self.subject, query)
+            raise
 
     def exactly(self, asked: Ask) -> Tensor:
         """The statistic without noise, for the curator's own use: what is made of it is not private if shared."""
@@ -285,7 +357,9 @@ def _unit(unit: Unit | str | None, *, grouped: bool) -> Unit:
     return named
 
 
-def _pairs(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], curator: object) -> list[tuple[Tensor, Tensor]]:
+def _pairs(
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], curator: Curator | None
+) -> list[tuple[Tensor, Tensor]]:
     def logits(rows: Rows, mute: Tensor | None) -> Tensor:
         found: Tensor = model(filled(rows.inputs, len(rows.labels)))[: len(rows.labels)].detach().cpu()
         return found if mute is None else found.masked_fill(mute.cpu()[:, None], math.nan)

@@ -13,6 +13,8 @@ statistic        L1          L2              because one unit adds
 ``Gap``          1 / 2       1 / 2           correct - confidence, in [-1, 1]
 ``GapSlope``     1 / 2       1 / 2           the gap, and a slope cut to at most 1 - |gap|
 ``BinGaps``      1 / 2       1 / 2           correct - confidence to one bin
+``GapCells``     1 / 2       1 / 2           to one bin: correct - confidence, and 1 less its absolute value
+``Cells``        1 / 2       1 / √2          1 to one cell: a bin's correct or its wrong ones (never negative)
 ``Histogram``    2 / 4       √2 / 2          1 to one bin's total, and 1 or 0 to its correct (never negative)
 ``Loss``         B / B       B / B           a loss clipped to [0, B]; replaced within an interval of width B
 ``Count``        1 / 1       1 / 1           1
@@ -65,6 +67,11 @@ class Statistic(ABC):
     def l2(self) -> float:
         return math.inf
 
+    @property
+    def spread(self) -> tuple[float, ...]:
+        """A public guess at the variance of one unit's contribution, per value: it weighs answers, no more."""
+        return (0.2,) * self.size
+
     @abstractmethod
     def rows(self, outputs: Outputs, temperature: float | Tensor) -> Tensor:
         """Each row's contribution (rows x size) at a temperature, or at one temperature per row."""
@@ -82,13 +89,20 @@ class Statistic(ABC):
         rows = self.rows(outputs, self.at_temperature if temperature is None else temperature)
         return rows * outputs.good[:, None]
 
-    def sum(self, outputs: Outputs, units: Tensor | None = None) -> GridSum:
-        """The bounded sum over units: over rows, or over the means of the rows that share a unit label."""
+    def sum(self, outputs: Outputs, units: Tensor | None = None, steps: int | None = None) -> GridSum:
+        """The bounded sum over units: over rows, or over the means of the rows that share a unit label.
+
+        ``steps`` is how many steps of the grid the largest contribution is (at most), by default 2^20.
+        """
         rows = self.contributions(outputs)
         if units is not None and len(rows):
             _, place, sizes = torch.unique(units, return_inverse=True, return_counts=True)
             rows = torch.zeros(len(sizes), self.size, dtype=rows.dtype).index_add_(0, place, rows) / sizes[:, None]
-        return self._bounded(rows)
+        return self._bounded(rows, None if steps is None else self.step(steps))
+
+    def step(self, steps: int) -> float:
+        """The grid of which so many steps are the largest contribution, rounded up to a power of two."""
+        return float(2.0 ** math.ceil(math.log2(max(abs(self.low), self.high)))) / steps
 
     def sensitivity(self, noise: Noise, neighbours: Neighbours) -> float:
         """By how much the sum may move between neighbours, in the norm that this noise is calibrated to."""
@@ -99,8 +113,8 @@ class Statistic(ABC):
     def grid(self) -> float:
         return self._bounded(torch.zeros(0, self.size)).grid
 
-    def _bounded(self, rows: Tensor) -> GridSum:
-        return grid_sum(rows, low=self.low, high=self.high, l1=self.l1, l2=self.l2)
+    def _bounded(self, rows: Tensor, grid: float | None = None) -> GridSum:
+        return grid_sum(rows, low=self.low, high=self.high, l1=self.l1, l2=self.l2, grid=grid)
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind} | asdict(self)
@@ -156,6 +170,10 @@ class GapSlope(AtTemperature):
     def l1(self) -> float:
         return 1.0
 
+    @property
+    def spread(self) -> tuple[float, ...]:
+        return (0.2, 0.03)
+
     def rows(self, outputs: Outputs, temperature: float | Tensor) -> Tensor:
         gap = outputs.correct - outputs.confidence(temperature)
         slope = torch.minimum(outputs.slope(temperature), 1 - gap.abs())
@@ -187,6 +205,10 @@ class BinGaps(AtTemperature):
     def l1(self) -> float:
         return 1.0
 
+    @property
+    def spread(self) -> tuple[float, ...]:
+        return (0.2 / self.bins,) * self.size
+
     def rows(self, outputs: Outputs, temperature: float | Tensor) -> Tensor:
         confidence = outputs.confidence(temperature)
         rows = torch.zeros(len(outputs), self.bins, dtype=torch.float64)
@@ -194,8 +216,90 @@ class BinGaps(AtTemperature):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GapCells(AtTemperature):
+    """The sum of correct - confidence in each confidence bin, then of what that leaves of 1: how many there are.
+
+    Like ``BinGaps``, and the second half costs nothing: a unit adds 1 in all.
+
+    Args:
+        temperature: The temperature at which it is computed.
+        bins: The number of bins.
+    """
+
+    kind: ClassVar[str] = "gap-cells"
+    bins: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_bins(self.bins)
+
+    @property
+    def size(self) -> int:
+        return 2 * self.bins
+
+    @property
+    def l1(self) -> float:
+        return 1.0
+
+    @property
+    def spread(self) -> tuple[float, ...]:
+        return (0.2 / self.bins,) * self.size
+
+    def pairs(self, outputs: Outputs, confidence: Tensor) -> Tensor:
+        """The two numbers that each row adds to its bin."""
+        gap = outputs.correct - confidence
+        left = torch.floor((1 - gap.abs()) / self.grid) * self.grid  # so that rounding the gap never passes the norm
+        return torch.stack([gap, left], dim=1)
+
+    def rows(self, outputs: Outputs, temperature: float | Tensor) -> Tensor:
+        confidence = outputs.confidence(temperature)
+        place = bin_of(confidence, self.bins)[:, None]
+        rows = torch.zeros(len(outputs), self.size, dtype=torch.float64)
+        return rows.scatter_(1, torch.cat([place, place + self.bins], dim=1), self.pairs(outputs, confidence))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cells(AtTemperature):
+    """The number of correct predictions in each confidence bin, then the number of wrong ones: cells without overlap.
+
+    They say what ``Histogram`` says, and a unit is in one of them only: half the sensitivity.
+
+    Args:
+        temperature: The temperature at which it is computed.
+        bins: The number of bins.
+    """
+
+    kind: ClassVar[str] = "cells"
+    low: ClassVar[float] = 0.0
+    bins: int = 15
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_bins(self.bins)
+
+    @property
+    def size(self) -> int:
+        return 2 * self.bins
+
+    @property
+    def l1(self) -> float:
+        return 1.0
+
+    @property
+    def spread(self) -> tuple[float, ...]:
+        return (0.2 / self.bins,) * self.size
+
+    def rows(self, outputs: Outputs, temperature: float | Tensor) -> Tensor:
+        place = bin_of(outputs.confidence(temperature), self.bins)[:, None]
+        place = place + self.bins * (1 - outputs.correct.long()[:, None])
+        return torch.zeros(len(outputs), self.size, dtype=torch.float64).scatter_(1, place, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Histogram(AtTemperature):
     """The number of correct predictions in each confidence bin, then the number of predictions in each.
+
+    Luo et al. (2020) release it so; ``Cells`` says the same at half the sensitivity.
 
     Args:
         temperature: The temperature at which it is computed.
@@ -217,6 +321,10 @@ class Histogram(AtTemperature):
     @property
     def l1(self) -> float:
         return 2.0
+
+    @property
+    def spread(self) -> tuple[float, ...]:
+        return (0.2 / self.bins,) * self.size
 
     @property
     def l2(self) -> float:
@@ -251,6 +359,10 @@ class Loss(AtTemperature):
     def high(self) -> float:
         return self.bound
 
+    @property
+    def spread(self) -> tuple[float, ...]:
+        return (min(1.5, self.bound**2 / 4),)
+
     def rows(self, outputs: Outputs, temperature: float | Tensor) -> Tensor:
         return outputs.loss(temperature).clamp(0.0, self.bound)[:, None]
 
@@ -266,4 +378,6 @@ class Count(Statistic):
         return torch.ones(len(outputs), 1, dtype=torch.float64)
 
 
-KINDS: dict[str, type[Statistic]] = {cls.kind: cls for cls in (Gap, GapSlope, BinGaps, Histogram, Loss, Count)}
+KINDS: dict[str, type[Statistic]] = {
+    cls.kind: cls for cls in (Gap, GapSlope, BinGaps, GapCells, Cells, Histogram, Loss, Count)
+}

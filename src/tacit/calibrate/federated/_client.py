@@ -2,12 +2,18 @@
 
 Flower may run every message in a process of its own, so nothing is kept in memory between two: the ledger and the
 answers beside it are files, and a source whose ledger would not survive is refused.
+
+How long it takes to draw noise depends on the noise, which nobody may learn. So an answer or a share leaves only when
+a whole number of quarters of a second has passed since it was asked for (``_whole_ticks``).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +22,16 @@ from flwr.clientapp import ClientApp
 
 from tacit.calibrate._answers import Refused
 from tacit.calibrate._files import read_outputs, read_unit_ids
-from tacit.calibrate._queries import Query
-from tacit.calibrate._source import Source
+from tacit.calibrate._queries import Query, Shares
+from tacit.calibrate._source import Source, Trust
 from tacit.calibrate._statistics import Noise
 from tacit.calibrate._wire import make
 from tacit.calibrate.federated._messages import content, value_of
+from tacit.calibrate.federated._secure import NotSecure, given, question, secure_mod
 from tacit.privacy import Budget, BudgetExceeded, Ledger, LedgerError
 
 _log = logging.getLogger("tacit")
+_TICK = 0.25  # seconds; drawing noise takes a small part of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +53,8 @@ class SourceSettings:
     noise: Noise | None = None
     size: int | None = None  # what is published; nothing by default
     seed: int | None = None  # for tests: "seeded: not private"
+    trust: Trust = "local"
+    colluding: float = 0.5  # with secure-aggregation: the share of the sources that may collude against this one
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> SourceSettings:
@@ -75,6 +85,8 @@ class SourceSettings:
             noise=self.noise,
             size=self.size,
             seed=self.seed,
+            trust=self.trust,
+            colluding=float(self.colluding),
         )
 
 
@@ -84,7 +96,7 @@ def client_app(source_of: Callable[[Context], Source] | None = None) -> ClientAp
     Whatever goes wrong, only a fixed code leaves: an exception's text would reach the server.
     """
     make_source = source_of or (lambda context: SourceSettings.of(context.node_config).source())
-    app = ClientApp()
+    app = ClientApp(mods=[secure_mod])
 
     @app.query("terms")
     def terms(message: Message, context: Context) -> Message:
@@ -92,9 +104,37 @@ def client_app(source_of: Callable[[Context], Source] | None = None) -> ClientAp
 
     @app.query("answer")
     def answer(message: Message, context: Context) -> Message:
-        return _reply(message, lambda: _answer(message, lambda: _source(make_source, context)))
+        with _whole_ticks():
+            return _reply(message, lambda: _answer(message, lambda: _source(make_source, context)))
+
+    @app.train()
+    def share(message: Message, context: Context) -> Message:
+        """Between two stages of SecAgg+, which masks what is returned. What is raised here drops the source out."""
+        try:
+            with _whole_ticks():
+                source, query = _source(make_source, context), question(message, context)
+                return given(message, source.share(query), query.shares or _none(), seeded=source.seed is not None)
+        except Exception as error:
+            code = "refused" if isinstance(error, NotSecure) else _code(error)
+            _log.error("No share was given (%s: %s).", code, type(error).__name__)
+            raise NotSecure(code) from None  # the text of an exception would reach the server
 
     return app
+
+
+@contextmanager
+def _whole_ticks() -> Iterator[None]:
+    """What happens inside takes a whole number of ticks, however it ends."""
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        passed = time.monotonic() - start
+        time.sleep(max(0.0, math.ceil(passed / _TICK) * _TICK - passed))
+
+
+def _none() -> Shares:
+    raise _Code("unreadable")
 
 
 class _Code(Exception):
@@ -122,12 +162,12 @@ def _answer(message: Message, source: Callable[[], Source]) -> dict[str, Any]:
 
 def _reply(message: Message, work: Callable[[], dict[str, Any]]) -> Message:
     try:
-        told = work()
+        reply = work()
     except Exception as error:
         code = _code(error)
         _log.error("No answer was given (%s: %s).", code, type(error).__name__)
-        told = {"refused": code}
-    return Message(content(told), reply_to=message)
+        reply = {"refused": code}
+    return Message(content(reply), reply_to=message)
 
 
 def _code(error: Exception) -> str:

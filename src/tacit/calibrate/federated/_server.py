@@ -15,6 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 from tacit._files import write_atomically
 from tacit.calibrate._calibrator import Calibrator
 from tacit.calibrate._methods import METHODS, SignedGap
+from tacit.calibrate._source import Trust
 from tacit.calibrate._transport import CalibrationError
 from tacit.calibrate._wire import make
 from tacit.calibrate.federated._transport import FlowerTransport
@@ -36,6 +37,7 @@ class RunSettings:
     timeout: float = 60.0  # seconds, of each question
     run_id: str = ""  # a run under the same name goes on with the answers that were given
     out: str = ""  # a file for the result
+    trust: Trust = "local"
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -52,6 +54,7 @@ class RunSettings:
             method=METHODS[self.method](),
             cautious=self.cautious,
             quorum=self.quorum,
+            trust=self.trust,
         )
 
 

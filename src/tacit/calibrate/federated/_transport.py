@@ -11,8 +11,9 @@ from flwr.serverapp import Grid
 
 from tacit.calibrate._queries import Answer, Query
 from tacit.calibrate._source import Terms
-from tacit.calibrate._transport import CalibrationError, Refusal
+from tacit.calibrate._transport import CalibrationError, Refusal, Summed
 from tacit.calibrate.federated._messages import REFUSALS, content, value_of
+from tacit.calibrate.federated._secure import secure_total
 
 
 class FlowerTransport:
@@ -48,6 +49,19 @@ class FlowerTransport:
     def ask(self, query: Query) -> list[Answer | Refusal]:
         replies = self._exchange("answer", {"query": query.to_json()}, list(self.names))
         return [self._one(replies.get(node), name) for node, name in self.names.items()]
+
+    def total(self, query: Query) -> Summed:
+        """One run of SecAgg+: the sum of the sources' shares, as long as enough of them stay to the end."""
+        if query.shares is None:
+            raise CalibrationError("A total is asked for with shares of noise. Nothing was asked.")
+        found = secure_total(self.grid, self.names, query, query.shares, self.timeout)
+        if found.values is None:
+            raise CalibrationError(
+                f"Fewer than {query.shares.needed} of {len(self.names)} sources took part in the secure aggregation to "
+                "its end, so its total was not seen. What was given stays charged."
+            )
+        values = tuple(int(value) % (1 << query.shares.bits) for value in found.values)
+        return Summed(values=values, sources=tuple(found.sources), seeded=found.seeded)
 
     def _one(self, reply: dict[str, Any] | None, name: str) -> Answer | Refusal:
         if reply is None:
