@@ -19,7 +19,7 @@ Loss = Callable[[nn.Module, Any], Tensor]  # (model, rows) -> one loss per row
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """How well members are told from others; ``inside`` and ``outside`` are the attack's scores."""
+    """How well members are distinguished from others; ``inside`` and ``outside`` are the attack's scores."""
 
     name: str
     inside: Array = field(repr=False)

@@ -1,15 +1,19 @@
-"""Canaries: made-up people, of whom a fair coin decides whether they are in the data of one run.
+"""Canaries: synthetic people, of whom a fair coin decides whether they are in the data of one run.
 
 They are drawn with torch's generator from a public seed: nothing about them is anybody's secret but the coins.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+_RIDGE = 1e-5  # of gradients of length 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,10 +86,70 @@ def loss_scores(before: nn.Module, after: nn.Module, canaries: Canaries, *, batc
                 part = torch.zeros(len(canaries), dtype=torch.bool)
                 part[start : start + batch] = True
                 rows, labels = canaries.chosen(part)
-                out = model(**rows) if isinstance(rows, dict) else model(rows)
-                logits = getattr(out, "logits", out)
-                found.append(nn.functional.cross_entropy(logits.double(), labels, reduction="none"))
+                found.append(_cross_entropy(_logits(model, rows).double(), labels))
         model.train(was_training)
         return torch.cat(found)
 
     return losses(before) - losses(after)
+
+
+def gradient_scores(
+    before: nn.Module,
+    after: nn.Module,
+    canaries: Canaries,
+    *,
+    instead: Canaries | None = None,
+    loss: Callable[..., Tensor] | None = None,
+) -> Tensor:
+    """How much of each canary's gradient is in what changed between two models: the white-box score.
+
+    The change is written as a mixture of all canaries' gradients at the model of before (least squares with a little
+    ridge), so that canaries whose gradients point the same way are told apart. The higher, the more likely "in".
+
+    Args:
+        before: The model that is known to everybody.
+        after: The model that was released.
+        canaries: The canaries.
+        instead: Who is there in the place of a canary that is out, one each; nobody by default.
+        loss: ``loss(logits, labels)``, one number per row; by default the cross-entropy.
+
+    Returns:
+        One score per canary; zeros if nothing changed.
+    """
+    measure = loss or _cross_entropy
+    released = dict(after.named_parameters())
+    names = [n for n, p in before.named_parameters() if n in released and not torch.equal(p, released[n])]
+    if not names:
+        return torch.zeros(len(canaries), dtype=torch.float64)
+    model = copy.deepcopy(before).eval()
+    wanted = [p.requires_grad_(True) for n, p in model.named_parameters() if n in names]
+    parts = [_gradients(model, wanted, each, measure) for each in (canaries, instead) if each is not None]
+    table = torch.cat(parts)
+    moved = torch.cat([(p - released[n]).detach().double().flatten() for n, p in zip(names, wanted, strict=True)])
+    gram = table @ table.T
+    scores: Tensor = torch.linalg.solve(gram + _RIDGE * torch.eye(len(gram), dtype=gram.dtype), table @ moved)
+    return scores if instead is None else scores[: len(canaries)] - scores[len(canaries) :]
+
+
+def _gradients(model: nn.Module, wanted: list[Tensor], canaries: Canaries, measure: Callable[..., Tensor]) -> Tensor:
+    """The direction of each canary's gradient, one row each."""
+    rows = []
+    for place in range(len(canaries)):
+        inputs, labels = canaries.chosen(torch.arange(len(canaries)) == place)
+        with torch.enable_grad():
+            value = measure(_logits(model, inputs), labels).sum()
+            gradients = torch.autograd.grad(value, wanted, allow_unused=True)
+        flat = [torch.zeros_like(p) if g is None else g for p, g in zip(wanted, gradients, strict=True)]
+        row = torch.cat([g.flatten() for g in flat]).double()
+        rows.append(row / row.norm().clamp_min(1e-30))
+    return torch.stack(rows)
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits, labels, reduction="none")
+
+
+def _logits(model: nn.Module, rows: Any) -> Tensor:
+    said = model(**rows) if isinstance(rows, dict) else model(rows)
+    found: Tensor = getattr(said, "logits", said)
+    return found

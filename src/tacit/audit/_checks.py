@@ -16,7 +16,7 @@ from scipy import stats
 from torch import Tensor
 
 from tacit.audit._exact import sampled_epsilon
-from tacit.audit._loops import odd_rows, sums_of_fit, sums_of_tent
+from tacit.audit._loops import odd_rows, sums_of_fit, sums_of_own_loop, sums_of_tent
 from tacit.audit._mechanism import Array
 from tacit.audit._releases import Sum, paid
 from tacit.privacy import Budget, Ledger, LedgerError, Neighbours, accounting, events, mechanisms, sampling
@@ -86,11 +86,11 @@ def _apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
 
 
 def loops(names: tuple[str, ...] = ("DPSGD", "AdpClip", "GEP", "DPZO")) -> list[Check]:
-    """No odd row moves the sum of a real loop by more than its bound: `fit` with each query, and Tent over a stream."""
+    """No odd row moves the sum of a real loop by more than its bound: `fit` with each query, `make_private`, Tent."""
     rows = odd_rows()
     found = [stability(sums, rows, bound, name=f"fit, {n}") for n, (sums, bound) in sums_of_fit(names).items()]
-    sums, bound = sums_of_tent()
-    return [*found, stability(sums, rows, bound, name="Tent")]
+    others = {"make_private": sums_of_own_loop(), "Tent": sums_of_tent()}
+    return [*found, *(stability(sums, rows, bound, name=name) for name, (sums, bound) in others.items())]
 
 
 # Events -------------------------------------------------------------------------------------------------------------
@@ -165,14 +165,19 @@ def prices(deltas: tuple[float, ...] = (1e-2, 1e-5, 1e-9, 1e-12)) -> Check:
 
 
 def prices_of_mixtures(rounds: int = 12, seed: int = 0) -> Check:
-    """Random plans against dp-accounting's own PLD: mixtures, streams, Poisson draws; both relations that it has."""
+    """Random plans against dp-accounting's own PLD: mixtures, Poisson draws, under replace-one a stream as well."""
     chance, worst, where = random.Random(seed), 0.0, ""
     for _ in range(rounds):
         relation = chance.choice([Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE])
         rate, noise, steps = chance.choice([0.05, 0.3]), chance.uniform(0.8, 4.0), chance.randint(1, 20)
         sampled = events.poisson(rate, events.gaussian(noise), steps)
         other, more = chance.uniform(2.0, 9.0), chance.uniform(2.0, 9.0)
-        plan = events.compose([sampled, events.gaussian(other), events.laplace(more)])
+        parts = [sampled, events.gaussian(other), events.laplace(more)]
+        stream = chance.uniform(2.0, 9.0)  # its noise is relative to what a unit may do to all of it: one Gaussian
+        times, strategy = chance.randint(1, 3), chance.choice(["independent", "banded:3", "buffered"])
+        if relation is Neighbours.REPLACE_ONE:
+            parts.append(events.stream(stream, 12, strategy=strategy, contributions=times, separation=4))
+        plan = events.compose(parts)
         theirs = PLDAccountant(
             NeighboringRelation.REPLACE_ONE
             if relation is Neighbours.REPLACE_ONE
@@ -182,6 +187,8 @@ def prices_of_mixtures(rounds: int = 12, seed: int = 0) -> Check:
         plain = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE)
         plain.compose(dp_event.GaussianDpEvent(other / relation.factor))
         plain.compose(dp_event.LaplaceDpEvent(more / relation.factor))
+        if relation is Neighbours.REPLACE_ONE:
+            plain.compose(dp_event.GaussianDpEvent(stream / relation.factor))
         expected = float(theirs._pld.compose(plain._pld).get_epsilon_for_delta(1e-5))
         found = accounting.guarantee(plan, delta=1e-5, neighbours=relation).epsilon
         off = abs(found / expected - 1)
@@ -224,7 +231,7 @@ def judge_draws(table: Array, rate: float) -> Check:
     }
     limit = float(stats.norm.isf(_CHANCE / 2 / len(tests)))
     worst = max(tests, key=lambda name: abs(tests[name]))
-    return Check("Poisson draws", abs(tests[worst]) < limit, f"largest deviation {tests[worst]:+.2f} ({worst})")
+    return Check("Poisson draws", bool(abs(tests[worst]) < limit), f"largest deviation {tests[worst]:+.2f} ({worst})")
 
 
 def _spread(values: Array, variance: float, count: int) -> float:
@@ -261,11 +268,6 @@ def coordinates(size: int = 400_000, noise: float = 1.0) -> Check:
     holds = abs(scores[worst]) < limit and normal > _CHANCE
     detail = f"largest deviation {scores[worst]:+.2f} ({worst}), normal p {normal:.2g}"
     return Check("independent coordinates", holds, detail)
-
-
-def _correlation(one: Array, other: Array) -> float:
-    """Of two samples of mean zero, as a normal deviate."""
-    return float((one * other).sum() / math.sqrt((one**2).mean() * (other**2).mean() * len(one)))
 
 
 def all_checks() -> list[Check]:

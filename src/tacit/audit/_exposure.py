@@ -15,20 +15,34 @@ from tacit import adapt
 from tacit.audit._attack import Membership, attack, invert
 from tacit.audit._mechanism import Array
 from tacit.audit._releases import paid
+from tacit.audit._shadows import shadowed
 from tacit.data import fashion_mnist
 from tacit.gradients import clipped_sum
 from tacit.models import embedded
 from tacit.privacy import Ledger, events, mechanisms
 
 FORMS = ("as published", "clip only", "DP")
+_TICKS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+_COLOURS = {"as published": "#c1272d", "clip only": "#e69f00", "DP": "#0072b2"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exposure:
-    """What was found out about the images that a model adapted to, in each of three forms."""
+    """What was found out about private images in each of three forms.
+
+    Args:
+        epsilon: Of the form with DP.
+        members: Who was in a stream that Tent adapted to, by gradients.
+        trained_on: Who a small net was fine-tuned on, by LiRA with shadow models.
+        image: A private image.
+        inverted: What one gradient of it gives back.
+    """
 
     epsilon: float
     members: dict[str, Membership]
+    trained_on: dict[str, Membership]
     image: Tensor = field(repr=False)
     inverted: dict[str, Tensor] = field(repr=False)
 
@@ -37,40 +51,65 @@ class Exposure:
         return float(np.corrcoef(self.image.flatten().numpy(), self.inverted[form].flatten().numpy())[0, 1])
 
     def picture(self, path: str | Path) -> None:
-        """Both attacks as one plot: reconstructed images above, the curves of membership below."""
+        """All three attacks as one picture: reconstructed images above, the curves of membership below."""
         from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-        figure = Figure(figsize=(8.4, 5.2), layout="constrained")
-        axes = figure.subplot_mosaic([["true", *FORMS], ["curves"] * 4], height_ratios=(1, 1.7))
-        for name, image in {"true": self.image, **self.inverted}.items():
-            low, high = (float(image.min()), float(image.max()))
-            axes[name].imshow((image.squeeze() - low) / max(high - low, 1e-12), cmap="gray_r")
-            axes[name].set_title("the private image" if name == "true" else self._label(name), fontsize=9)
-            axes[name].set_axis_off()
-        curves = axes["curves"]
-        for form, found in self.members.items():
-            line = _curve(found)
-            curves.plot(*line, label=f"{self._label(form)}: area {found.auroc:.2f}", linewidth=1.8)
-        curves.plot([0, 1], [0, 1], color="0.6", linestyle=":", label="a blind guess")
-        curves.set(xlabel="others taken for members", ylabel="members found", xlim=(0, 1), ylim=(0, 1))
-        curves.legend(frameon=False, fontsize=9, loc="lower right")
+        figure = Figure(figsize=(9.2, 7.1), layout=ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.1))
+        above, below = np.asarray(figure.subfigures(2, 1, height_ratios=(1, 1.45), hspace=0.04)).tolist()
+        above.suptitle("Can an attacker get a private image back from one training step?", fontsize=11, weight="bold")
+        for axes, (form, image) in zip(
+            above.subplots(1, 4), {"true": self.image, **self.inverted}.items(), strict=True
+        ):
+            low, high = float(image.min()), float(image.max())
+            axes.imshow((image.squeeze() - low) / max(high - low, 1e-12), cmap="gray_r")
+            axes.set_title("the private image" if form == "true" else self._label(form), fontsize=10)
+            verdict = "" if form == "true" else "yes: the image itself" if self.correlation(form) > 0.9 else "no: noise"
+            axes.set_xlabel(verdict, fontsize=10, color=_COLOURS.get(form, "black"))
+            axes.set(xticks=[], yticks=[])
+            for side in axes.spines.values():
+                side.set_color(_COLOURS.get(form, "0.6"))
+                side.set_linewidth(1.6)
+        below.suptitle("Can an attacker tell whose data was used?", fontsize=11, weight="bold")
+        panels = {
+            "Model adapted to a stream (Tent),\nattack by gradients": self.members,
+            "Model fine-tuned on labelled images,\nattack with shadow models (LiRA)": self.trained_on,
+        }
+        for axes, (title, forms) in zip(below.subplots(1, 2), panels.items(), strict=True):
+            chance = f"tossing a coin: 0.50 ± {forms['DP'].error:.2f}"
+            axes.plot([0, 1], [0, 1], color="0.55", linestyle=":", label=chance)
+            for form, found in forms.items():
+                name = f"{self._label(form)}: {found.auroc:.2f}"
+                axes.plot(*_curve(found), label=name, color=_COLOURS[form], linewidth=2)
+            axes.set_title(title, fontsize=10)
+            axes.set(xlabel="others who are taken for members", ylabel="members who are found")
+            axes.set(xlim=(0, 1), ylim=(0, 1), xticks=_TICKS, yticks=_TICKS)
+            axes.set_xticklabels([f"{100 * tick:g}%" for tick in _TICKS])
+            axes.set_yticklabels([f"{100 * tick:g}%" for tick in _TICKS])
+            axes.legend(frameon=False, fontsize=9, loc="lower right", title="area under the curve", title_fontsize=9)
+            for side in ("top", "right"):
+                axes.spines[side].set_visible(False)
         figure.savefig(path, dpi=130)
 
     def _label(self, form: str) -> str:
         return f"DP, epsilon {self.epsilon:g}" if form == "DP" else form
 
     def __str__(self) -> str:
-        lines = [f"{self._label(name)}: {found}" for name, found in self.members.items()]
+        attacks = {"stream": self.members, "fine-tuning": self.trained_on}
+        lines = [f"{self._label(n)}: {what}: {found}" for what, by in attacks.items() for n, found in by.items()]
         for name in FORMS:
             lines.append(f"{self._label(name)}: the image comes back with correlation {self.correlation(name):.2f}")
         return "\n".join(lines)
 
 
-def exposure(*, epsilon: float = 1.0, episodes: int = 24, batch: int = 4, clip: float = 1.0, seed: int = 0) -> Exposure:
-    """Attack Tent on the embedded model and images: once as published, once clipped, once private.
+def exposure(
+    *, epsilon: float = 1.0, episodes: int = 48, batch: int = 4, models: int = 8, clip: float = 1.0, seed: int = 0
+) -> Exposure:
+    """Attack adaptation and fine-tuning on the embedded images: once as published, once clipped, once private.
 
-    In every episode the model adapts to ``batch`` images, and the attacker, who has the model of before and after and
-    as many other images, says which were in (by gradients). The picture comes from one gradient of a small net.
+    In every episode Tent adapts the embedded model to ``batch`` images, and the attacker, who has the model of before
+    and after and as many other images, says which were in (by gradients). ``models`` small nets are fine-tuned on 60
+    images each, and attacked with shadow models (LiRA). The picture comes from one gradient of a small net.
     """
     source, (images, _) = embedded(), fashion_mnist("test")
     chance = torch.Generator().manual_seed(seed)
@@ -86,7 +125,8 @@ def exposure(*, epsilon: float = 1.0, episodes: int = 24, batch: int = 4, clip: 
             found[form] = one if form not in found else found[form].together(one)
     image = rows[0, 0, 0]
     inverted = {form: _inverted(image, form, epsilon, clip) for form in FORMS}
-    return Exposure(epsilon=epsilon, members=found, image=image, inverted=inverted)
+    trained_on = {form: shadowed(form, epsilon=epsilon, clip=clip, models=models, seed=seed) for form in FORMS}
+    return Exposure(epsilon=epsilon, members=found, trained_on=trained_on, image=image, inverted=inverted)
 
 
 def _scaled(scores: Array, whole: Membership) -> Array:

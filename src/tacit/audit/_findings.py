@@ -101,6 +101,10 @@ class Finding:
             return math.inf if self.measured > 0 else 1.0
         return 0.0 if math.isinf(self.claimed) else self.measured / self.claimed
 
+    def facts(self) -> dict[str, Any]:
+        """The fields alone: `Finding(**facts)` is the finding again."""
+        return asdict(self)
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"holds": self.holds, "tightness": self.tightness}
 

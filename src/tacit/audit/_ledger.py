@@ -17,7 +17,11 @@ from tacit.audit._mechanism import Release, mechanism
 from tacit.privacy import Ledger, Neighbours, events
 
 _WORK = 60_000_000  # numbers drawn for one finding, at most
-_SLOW = {dp_event.LaplaceDpEvent: 100_000, events.NoisyMaxDpEvent: 20_000}  # drawn one by one
+_SLOW = {
+    dp_event.LaplaceDpEvent: 100_000,
+    events.NoisyMaxDpEvent: 20_000,
+    events.SharedNoiseDpEvent: 10_000,
+}  # drawn one by one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +59,7 @@ def charged(ledger: Ledger) -> list[Charged]:
 def ledger(book: Ledger, *, trials: int = 200_000, **options: Any) -> Iterator[Finding | str]:
     """Attack the mechanisms of every kind of charge in a ledger; a sentence for those that it cannot attack.
 
-    No data is asked: the mechanisms run again, on made-up neighbouring inputs, with what was charged.
+    No data is asked: the mechanisms run again, on synthetic neighbouring inputs, with what was charged.
     """
     for each in charged(book):
         release, event = _release(each)
@@ -80,9 +84,14 @@ def _release(each: Charged) -> tuple[Release | None, events.DpEvent | None]:
         return releases.poisson(event.sampling_probability, inner, neighbours=relation), simple
     if not noise:
         return None, None
+    if isinstance(event, events.CyclicPoissonDpEvent):
+        short = attr.evolve(event, steps=min(event.steps, 2 * event.separation))
+        return releases.cyclic_poisson(short, neighbours=relation), short
     if isinstance(event, events.StreamDpEvent):
         short = _shortened(event)
         return releases.stream(short, neighbours=relation), short
+    if isinstance(event, events.SharedNoiseDpEvent):
+        return releases.shares(event.kind, noise, event.honest), event
     makers = {
         dp_event.GaussianDpEvent: releases.gaussian,
         dp_event.LaplaceDpEvent: releases.laplace,

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from tacit import adapt
 from tacit.audit._steps import optimizers
-from tacit.finetune import Optimizer, fit
+from tacit.finetune import Optimizer, fit, make_private
 from tacit.privacy import Ledger
 
 Sums = Callable[[object], Mapping[str, Tensor]]
@@ -37,7 +38,8 @@ def odd_rows() -> dict[str, object]:
 class _People:
     """A data set of which one row may be anything; ``None`` is a row that cannot be read, which is a blank one."""
 
-    def __init__(self, odd: object) -> None:
+    def __init__(self, odd: object, place: int = _PLACE) -> None:
+        self.place = place
         chance = torch.Generator().manual_seed(1)
         self.rows, self.odd = torch.randn(_PEOPLE, _WIDTH, generator=chance), odd
         self.targets = torch.arange(_PEOPLE) % 2
@@ -46,7 +48,7 @@ class _People:
         return _PEOPLE
 
     def __getitem__(self, place: int) -> tuple[Any, Tensor]:
-        if place != _PLACE:
+        if place != self.place:
             return self.rows[place], self.targets[place]
         if self.odd is None:
             raise OSError("blank")
@@ -64,7 +66,8 @@ def _of_fit(optimizer: Optimizer) -> tuple[Sums, float]:
     def sums(row: object) -> Mapping[str, Tensor]:
         found: list[Mapping[str, Tensor]] = []
 
-        def curator(_: int, total: Any) -> None:
+        def curator(event: Any) -> None:
+            total = event.clipped_sum
             found.append({name: value.clone() for name, value in total.sum.items()})
             bounds.append(math.hypot(*total.bounds.values()))
 
@@ -89,6 +92,39 @@ def _of_fit(optimizer: Optimizer) -> tuple[Sums, float]:
     return sums, bounds[0]
 
 
+def sums_of_own_loop(clip: float = 0.5) -> tuple[Sums, float]:
+    """The first step's sum of somebody's own loop behind `make_private`, over everybody."""
+
+    def sums(row: object) -> Mapping[str, Tensor]:
+        found: list[Mapping[str, Tensor]] = []
+
+        def kept(event: Any) -> None:
+            if hasattr(event, "clipped_sum"):  # others say what was wrong with a row
+                found.append({name: value.clone() for name, value in event.clipped_sum.sum.items()})
+
+        torch.manual_seed(0)
+        model = nn.Linear(_WIDTH, 2, bias=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loop = make_private(
+                model,
+                torch.optim.SGD(model.parameters(), lr=0.1),
+                DataLoader(_People(row, _PEOPLE - 1), batch_size=_PEOPLE),  # type: ignore[arg-type]
+                nn.functional.cross_entropy,
+                epsilon=math.inf,
+                delta=1e-5,
+                steps=1,
+                clip=clip,
+                seed=0,
+                curator=kept,
+            )
+            for batch in loop:
+                loop.step(batch)
+        return found[0]
+
+    return sums, clip
+
+
 def sums_of_tent(clip: float = 0.25) -> tuple[Sums, float]:
     """The sum of a private step of Tent; a row of another shape or kind is none for a stream, and counts as blank."""
     torch.manual_seed(0)
@@ -99,7 +135,7 @@ def sums_of_tent(clip: float = 0.25) -> tuple[Sums, float]:
         privacy=adapt.DP(5.0, clip=clip),
         batch_size=_PEOPLE,
         ledger=Ledger("sqlite://"),
-        curator=lambda total: found.append({name: value.clone() for name, value in total.sum.items()}),
+        curator=lambda event: found.append({name: v.clone() for name, v in event.clipped_sum.sum.items()}),
     )
     batch = torch.randn(_PEOPLE, 1, 2, 2, generator=torch.Generator().manual_seed(1))
 

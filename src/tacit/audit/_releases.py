@@ -25,7 +25,7 @@ _LONGEST = 64  # steps of a stream whose every release is kept; a longer one is 
 
 @dataclass(frozen=True)
 class Sum:
-    """A bounded sum that is made up: what `mechanisms` takes."""
+    """A synthetic bounded sum: what `mechanisms` takes."""
 
     sum: dict[str, Tensor]
     bounds: dict[str, float]
@@ -43,7 +43,7 @@ def paid(
     """A live receipt for an event, from a ledger in memory that forbids nothing."""
     with Ledger("sqlite://") as ledger:
         ledger.subject("audit", Budget(math.inf, 1e-5), neighbours=neighbours, plan=[event])
-        yield ledger.charge("audit", event, stage="audit", note="made-up data", seed=seed)
+        yield ledger.charge("audit", event, stage="audit", note="synthetic data", seed=seed)
 
 
 def ends(neighbours: Neighbours | str) -> tuple[float, float]:
@@ -85,6 +85,20 @@ def gaussian_blocks(
     return release
 
 
+def shards(noise: float, parts: int = 3, *, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> Release:
+    """`mechanisms.GaussianShards`, whose noise is added to each part of the sum by itself."""
+
+    def release(present: bool, trials: int) -> Array:
+        total = Sum.of(torch.full((trials,), ends(neighbours)[present], dtype=torch.float64))
+        with paid(events.gaussian(noise), neighbours) as receipt:
+            made = mechanisms.GaussianShards(total, receipt)
+            ((name, drawn),) = made
+        pieces = zip(torch.chunk(total.sum[name], parts), torch.chunk(drawn, parts), strict=True)
+        return torch.cat([mechanisms.add_shard(value, each, made.grids[name]) for value, each in pieces]).numpy()
+
+    return release
+
+
 def gaussian_query(noise: float, *, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> Release:
     """`mechanisms.gaussian_query`: discrete Gaussian noise."""
 
@@ -101,6 +115,25 @@ def laplace(noise: float, *, neighbours: Neighbours | str = Neighbours.ADD_REMOV
     def release(present: bool, trials: int) -> Array:
         with paid(events.laplace(noise), neighbours) as receipt:
             return mechanisms.laplace(_query(ends(neighbours)[present], trials), receipt).numpy()
+
+    return release
+
+
+def shares(kind: str, noise: float, honest: int = 3, *, there: int | None = None) -> Release:
+    """The total of what ``there`` parties (by default the honest ones) get from `mechanisms.share`.
+
+    The unit is one of the first party's. Shares of Laplace noise take as long as their grid is fine.
+    """
+    event, grid = events.shared_noise(kind, noise, honest), 2.0**-3 if kind == "laplace" else _GRID
+
+    def release(present: bool, trials: int) -> Array:
+        total = np.zeros(trials)
+        for party in range(honest if there is None else there):
+            value = round(float(present and not party) / grid)
+            query = GridSum(total=(value,) * trials, grid=grid, low=-1.0, high=1.0, l1=1.0, l2=1.0)
+            with paid(event) as receipt:
+                total += np.array(mechanisms.share(query, receipt), dtype=np.float64)
+        return total * grid
 
     return release
 
@@ -181,6 +214,34 @@ def stream(
                 if total <= _LONGEST:
                     kept.append(column)
         return np.stack([*kept, score], axis=1) if kept else score
+
+    return release
+
+
+def cyclic_poisson(
+    event: events.CyclicPoissonDpEvent, *, neighbours: Neighbours | str = Neighbours.ADD_REMOVE
+) -> Release:
+    """A `GaussianStream` over units of the first group, which the receipt draws every `separation` steps.
+
+    As many units as trials, each with a coordinate of its own. What is looked at is, for each column that the unit can
+    meet, the projection of C times the releases on it.
+    """
+    column, bands = mechanisms.strategy_of(event).coefficients(), event.separation
+
+    def release(present: bool, trials: int) -> Array:
+        value, seen = ends(neighbours)[present], []
+        with paid(event, neighbours) as receipt:
+            noisy = mechanisms.GaussianStream(receipt)
+            for step in range(event.steps):
+                total = torch.zeros(trials, dtype=torch.float64)
+                drawn = sampling.draw(receipt, trials)
+                if step % bands == 0:
+                    total[drawn] = value
+                seen.append(noisy.release(Sum.of(total))["w"].numpy())
+        mixed = [sum(column[t - k] * seen[k] for k in range(max(0, t - bands + 1), t + 1)) for t in range(event.steps)]
+        firsts = range(0, event.steps, bands)
+        found = [sum(column[t - j] * mixed[t] for t in range(j, min(j + bands, event.steps))) for j in firsts]
+        return np.stack(found, axis=1)
 
     return release
 

@@ -42,10 +42,11 @@ def run(
             a stream, a whole search, one's own loop.
         canaries: How many there are. More canaries, a tighter bound: thousands, if they do not get into each other's
             way.
-        claim: What the run promises. Best is the event that it charges (under ``neighbours``), or a guarantee with a
-            mu: an event that is not a Gaussian is compared by the least mu whose Gaussian promises no more anywhere (at
-            deltas from 0.1 to 1e-10). A mere (epsilon, delta) is attacked with a weaker theorem, which finds nothing
-            unless 2 ``canaries`` delta is far below 1 - ``confidence``.
+        claim: What the run promises, or a function that says so once the run is over. Best is the event that it
+            charges (under ``neighbours``), or a guarantee with a mu: an event that is not a Gaussian is compared by the
+            least mu whose Gaussian promises no more anywhere (at deltas from 0.1 to 1e-10). A mere (epsilon, delta) is
+            attacked with a weaker theorem, which finds nothing unless 2 ``canaries`` delta is far below 1 -
+            ``confidence``.
         share: How many of the canaries are guessed, the highest scores "in" and as many of the lowest "out"; by default
             several shares are tried, each at a part of the significance (Bonferroni), and the best one counts.
         confidence: The probability that the bound is one.
@@ -60,7 +61,7 @@ def run(
     """
     if canaries < 10:
         raise ValueError(f"{canaries} canaries tell nothing: give at least 10, and thousands if you can.")
-    promised, begun = as_mu(claim, neighbours), time.perf_counter()
+    begun = time.perf_counter()
     significance = 1 - confidence
     shares = _SHARES if share is None else (share,)
     coins = _coins(canaries)
@@ -68,6 +69,7 @@ def run(
     if len(scores) != canaries:
         raise ValueError(f"{len(scores)} scores for {canaries} canaries: train returns one score per canary.")
     scores = torch.nan_to_num(scores, nan=0.0)
+    promised = as_mu(claim() if callable(claim) else claim, neighbours)
     auditor = CanaryScoreAuditor(scores[coins], scores[~coins])
     delta = promised.delta if promised.mu is None else promised.delta or 1e-5
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from tacit import adapt, tune
 from tacit.audit._canaries import Canaries, gradient_directions, loss_scores
 from tacit.audit._run import Train
-from tacit.finetune import Optimizer, fit
+from tacit.finetune import Optimizer, fit, make_private
 from tacit.privacy import Budget, Ledger
 from tacit.tune import Finetuning, Space
 
@@ -29,10 +30,10 @@ def finetuning(
     """
 
     def train(included: Tensor) -> Tensor:
-        model, made_up = gradient_directions(canaries)
-        rows, labels = made_up.chosen(included)
+        model, synthetic = gradient_directions(canaries)
+        rows, labels = synthetic.chosen(included)
         if blank:
-            rows, labels = made_up.rows * included[:, None], made_up.labels
+            rows, labels = synthetic.rows * included[:, None], synthetic.labels
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="No ledger was given")
             fitted = fit(
@@ -47,6 +48,36 @@ def finetuning(
                 **options,
             )
         return _columns(fitted.model)
+
+    return train
+
+
+def own_loop(*, canaries: int, epsilon: float, delta: float = 1e-5, batch_size: int, steps: int) -> Train:
+    """A training loop of one's own made private (`make_private`) on canaries of orthogonal gradients, under zero-out.
+
+    A canary that is out keeps its place as a row of zeros, whose gradient is zero.
+    """
+
+    def train(included: Tensor) -> Tensor:
+        model, made_up = gradient_directions(canaries)
+        rows = TensorDataset(made_up.rows * included[:, None], made_up.labels)
+        with warnings.catch_warnings(), Ledger("sqlite://") as ledger:
+            warnings.simplefilter("ignore")
+            loop = make_private(
+                model,
+                torch.optim.SGD(model.parameters(), lr=0.1),
+                DataLoader(rows, batch_size=batch_size, shuffle=True),
+                nn.functional.cross_entropy,
+                epsilon=epsilon,
+                delta=delta,
+                steps=steps,
+                clip=1.0,
+                ledger=ledger,
+                subject="canaries",
+            )
+            for batch in loop:
+                loop.step(batch)
+        return _columns(model)
 
     return train
 
@@ -83,6 +114,8 @@ def adaptation(
 
     A canary that is out is a row that is not a number, which takes no part (zero-out). Its score is how far the
     parameters moved, at its step, along the gradient that it would have: a second adapter without noise tells which.
+    Private statistics of BatchNorm layers, which leave in the same release, are read in the same way, and the two are
+    added with the weights of a likelihood ratio.
     """
     silent = replace(privacy, epsilon=math.inf)  # the same form without its noise
 
@@ -101,10 +134,20 @@ def adaptation(
             private(row[None] if there else torch.full_like(row[None], float("nan")))
             moved = [(p.detach() - before[n]).flatten() for n, p in private.parameters.items()]
             wanted = [(p.detach() - before[n]).flatten() for n, p in guess.parameters.items()]
-            scores.append(float(torch.cat(moved) @ torch.cat(wanted)))
+            scores.append(float(torch.cat(moved) @ torch.cat(wanted)) + _along_statistics(private, guess))
         return torch.tensor(scores)
 
     return train
+
+
+def _along_statistics(private: adapt.Adapter, guess: adapt.Adapter) -> float:
+    """The same for the statistics of this step, relative to the noise in gradient and statistics."""
+    if private.statistics is None or guess.statistics is None or not isinstance(private.privacy, adapt.DP):
+        return 0.0
+    statistics, clip = private.statistics, float(private.privacy.clip)  # type: ignore[arg-type]
+    seen, wanted = statistics.latest, guess.statistics.latest
+    share = private.shares["batch statistics"]
+    return float(seen @ wanted) * share / (1 - share) * (clip / statistics.bound) ** 2
 
 
 def search(
@@ -113,8 +156,8 @@ def search(
     """A whole search of `tune` on canaries of orthogonal gradients; scores are columns of the model that it returns."""
 
     def train(included: Tensor) -> Tensor:
-        model, made_up = gradient_directions(canaries)
-        rows, labels = made_up.chosen(included)
+        model, synthetic = gradient_directions(canaries)
+        rows, labels = synthetic.chosen(included)
         trainable = Finetuning(
             model, (rows, labels), size=canaries // 2, scheme="full", head="keep", delta=budget.delta
         )

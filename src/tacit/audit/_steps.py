@@ -48,13 +48,13 @@ def contribution(optimizer: Optimizer, row: Tensor, label: int = 0) -> BoundedSu
             scheme="full",
             head="keep",
             seed=0,
-            curator=lambda _, total: found.append(total),
+            curator=lambda event: found.append(event.clipped_sum),
         )
     return found[0]
 
 
 def training_step(optimizer: Optimizer, *, rate: float, noise: float) -> Release:
-    """A step at this sampling rate and noise multiplier: of one unit, whose gradient is as large as can be, or nobody.
+    """A step at this sampling rate and noise multiplier: of one unit, whose gradient is as large as can be, or none.
 
     The unit's sum comes from `fit` itself. As many copies of the unit as trials are drawn by the receipt, each with
     coordinates of its own, and leave in one release with the noise that the query gives to each of its blocks.

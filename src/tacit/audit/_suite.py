@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,15 +15,16 @@ from tacit.audit import _stage_releases as stage_releases
 from tacit.audit import _stages as stages
 from tacit.audit._findings import Claim, Finding
 from tacit.audit._mechanism import mechanism
-from tacit.audit._registry import REGISTRY, Effort, audits
+from tacit.audit._recorded import Stage, releases_of
+from tacit.audit._registry import Effort, audits
 from tacit.audit._run import run
 from tacit.audit._steps import optimizers, training_step
-from tacit.calibrate import Price
+from tacit.calibrate import GapCells, Price
 from tacit.finetune import DPFTRL, DPGD, DPSGD, plan
 from tacit.privacy import Budget, Neighbours, events
 
 _RELATIONS = ("add-remove", "replace-one", "zero-out")
-_STREAMS = ((1, 1, 1, None), (1, 1, 1, 5), (3, 4, 1, None), (3, 4, 2, None))  # k, separation, blocks, reset
+_STREAMS = ((1, 1, 1, None), (1, 1, 1, 9), (3, 4, 1, None), (3, 4, 2, None))  # k, separation, blocks, reset
 _attack = partial(mechanism, strict=False)
 
 
@@ -38,6 +40,12 @@ def gaussian(effort: Effort) -> Iterator[Finding]:
     yield _attack(releases.gaussian_blocks(noise, bounds), claim, name="gaussian, two blocks", trials=trials)
 
 
+@audits("shards", "privacy.mechanisms.GaussianShards", "finetune.ShardedRun._released")
+def shards(effort: Effort) -> Iterator[Finding]:
+    claim = Claim.of(events.gaussian(1.0))
+    yield _attack(releases.shards(1.0), claim, name="gaussian, in three shards", trials=effort.trials(300_000))
+
+
 @audits("stream", "privacy.mechanisms.GaussianStream")
 def streams(effort: Effort) -> Iterator[Finding]:
     trials = effort.trials(300_000)
@@ -50,6 +58,9 @@ def streams(effort: Effort) -> Iterator[Finding]:
             name = f"stream, {strategy}, k = {contributions}" + (", two blocks" if blocks > 1 else "")
             name += ", reset" if reset else ""
             yield _attack(release, Claim.of(event, neighbours="replace-one"), name=name, trials=trials)
+    cyclic = events.cyclic_poisson(0.7, 8, strategy="toeplitz", bands=4, sample_rate=0.5)
+    name = "stream, four bands, cyclic Poisson sampling"
+    yield _attack(releases.cyclic_poisson(cyclic), Claim.of(cyclic), name=name, trials=trials)
 
 
 @audits("gaussian query", "privacy.mechanisms.gaussian_query")
@@ -62,6 +73,14 @@ def gaussian_query(effort: Effort) -> Iterator[Finding]:
 def laplace(effort: Effort) -> Iterator[Finding]:
     claim = Claim.of(events.laplace(0.5))
     yield _attack(releases.laplace(0.5), claim, name="laplace", trials=effort.trials(200_000))
+
+
+@audits("shares", "privacy.mechanisms.share")
+def shares(effort: Effort) -> Iterator[Finding]:
+    for kind in ("laplace", "gaussian"):
+        claim = Claim.of(events.shared_noise(kind, 0.5, 3))
+        name = f"shares of one noise, {kind}, the total of three"
+        yield _attack(releases.shares(kind, 0.5), claim, name=name, trials=effort.trials(40_000))
 
 
 @audits("noisy max", "privacy.mechanisms.noisy_max")
@@ -99,26 +118,47 @@ def feature_statistics(effort: Effort) -> Iterator[Finding]:
 
 @audits("evaluation", "finetune.Evaluator.__call__")
 def evaluation(effort: Effort) -> Iterator[Finding]:
-    release = stage_releases.evaluations(2.0)
-    yield _attack(release, Claim(mu=2.0), name="a charged evaluation", trials=effort.trials(1_500, least=150))
+    yield _recorded(stage_releases.evaluation(2.0), "a charged evaluation", effort, subject="held out")
+    several = stage_releases.areas(2.0)
+    yield _recorded(several, "a charged evaluation of several labels", effort, subject="held out")
+
+
+@audits("adaptation step", "adapt.NoisyStream.charge")
+def adaptation_step(effort: Effort) -> Iterator[Finding]:
+    for batchnorm, name in ((False, "a step of Tent, monitor"), (True, "a step of Tent, BatchNorm and monitor")):
+        yield _recorded(stage_releases.watched_step(8.0, batchnorm=batchnorm), name, effort)
 
 
 @audits("calibration source", "calibrate.Source.answer")
 def source(effort: Effort) -> Iterator[Finding]:
-    for noise, amount in (("laplace", 2.0), ("gaussian", 2.0)):
-        price = Price(noise=noise, amount=amount)  # type: ignore[arg-type]
-        claim = Claim(epsilon=amount) if noise == "laplace" else Claim(mu=amount)
-        release = stage_releases.source_answers(price)
-        yield _attack(release, claim, name=f"an answer of a source, {noise}", trials=effort.trials(10_000))
+    for price in (Price(noise="laplace", amount=2.0), Price(noise="gaussian", amount=2.0)):
+        claim = Claim(epsilon=2.0) if price.noise == "laplace" else Claim(mu=2.0)
+        name = f"an answer of a source, histogram, {price.noise}"
+        yield _attack(stage_releases.source_answers(price), claim, name=name, trials=effort.trials(200_000))
+        yield _recorded(stage_releases.gap_of_source(price.noise), f"an answer of a source, gap, {price.noise}", effort)
+    price, name = Price(noise="laplace", amount=2.0), "an answer of a source, gap cells, laplace"
+    release = stage_releases.source_answers(price, GapCells)
+    yield _attack(release, Claim(epsilon=2.0), name=name, trials=effort.trials(200_000))
+
+
+@audits("calibration shares", "calibrate.Source.share")
+def source_shares(effort: Effort) -> Iterator[Finding]:
+    for price in (Price(noise="laplace", amount=2.0), Price(noise="gaussian", amount=2.0)):
+        claim = Claim(epsilon=2.0) if price.noise == "laplace" else Claim(mu=2.0)
+        name = f"the total of two sources' shares, cells, {price.noise}"
+        yield _attack(stage_releases.source_shares(price), claim, name=name, trials=effort.trials(40_000))
 
 
 @audits("selection", "tune.noisy_selection", "tune.released")
 def selection(effort: Effort) -> Iterator[Finding]:
-    release = stage_releases.selected(2.0, "winner")
-    yield _attack(release, Claim(epsilon=2.0), name="noisy_selection, winner", trials=effort.trials(4_000, least=200))
-    budget = Budget(8.0, 1e-5)
-    release = stage_releases.selected(budget.epsilon, "scores")
-    yield _attack(release, Claim(mu=budget.mu), name="noisy_selection, scores", trials=effort.trials(4_000, least=200))
+    yield _recorded(stage_releases.selected(2.0, "winner"), "noisy_selection, winner", effort, 120_000)
+    yield _recorded(stage_releases.selected(8.0, "scores"), "noisy_selection, scores", effort)
+
+
+def _recorded(stage: Stage, name: str, effort: Effort, trials: int = 200_000, **options: Any) -> Finding:
+    """An attack on a stage that is run once in either world, and whose sums are then released again and again."""
+    release, claim = releases_of(stage, name=name, **options)
+    return _attack(release, claim, name=name, trials=effort.trials(trials))
 
 
 @audits("fine-tuning run", "finetune.ConstantNoise.releases", "finetune.Correlated.releases")
@@ -134,6 +174,14 @@ def finetuning(effort: Effort) -> Iterator[Finding]:
     yield run(train, count, event, neighbours="zero-out", name="fit, DPFTRL, one run", strict=False)
 
 
+@audits("own loop", "finetune.ConstantNoise.releases")
+def own_loop(effort: Effort) -> Iterator[Finding]:
+    count = effort.trials(1_000, least=200)
+    event = plan(DPSGD(batch_size=count, steps=4, lr=0.1), epsilon=8.0, delta=1e-5, size=count, neighbours="zero-out")
+    train = stages.own_loop(canaries=count, epsilon=8.0, batch_size=count, steps=4)
+    yield run(train, count, event, neighbours="zero-out", name="make_private, one run", strict=False)
+
+
 @audits("adaptation run", "adapt.NoisyStream.charge")
 def adaptation(effort: Effort) -> Iterator[Finding]:
     count = effort.trials(1_000, least=100)
@@ -145,18 +193,23 @@ def adaptation(effort: Effort) -> Iterator[Finding]:
         train = stages.adaptation(make, model, rows, privacy=form)
         event = form.event(form.noise_multiplier())
         yield run(train, count, event, neighbours="zero-out", name=f"{make.__name__}, one stream", strict=False)
+    normalised = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 5)).eval()
+    train = stages.adaptation(adapt.Tent, normalised, rows, privacy=form, statistics="private")
+    yield run(train, count, event, neighbours="zero-out", name="Tent, private statistics, one stream", strict=False)
 
 
 @audits("search", "tune.repeat_and_select", "tune.released")
 def searches(effort: Effort) -> Iterator[Finding]:
-    count, budget = effort.trials(1_000, least=100), Budget(8.0, 1e-5)
-    for method in (tune.linear_scaling, tune.random_search, tune.repeat_and_select):
-        train = stages.search(method, canaries=count, budget=budget)
-        claim = Claim(mu=budget.mu) if method is not tune.repeat_and_select else budget
-        yield run(train, count, claim, name=f"{method.__name__}, whole search", strict=False)
-
-
-def everything(effort: Effort) -> Iterator[Finding]:
-    """All registered audits."""
-    for audit in REGISTRY.values():
-        yield from audit.attack(effort)
+    """Whole searches. Those that claim a mere (epsilon, delta) have a delta so small that one run can speak of it."""
+    count, budget, strict = effort.trials(3_000, least=600), Budget(8.0, 1e-5), Budget(8.0, 1e-13)
+    methods: tuple[tuple[Any, dict[str, Any]], ...] = (
+        (tune.linear_scaling, {}),
+        (tune.random_search, {"trials": 2}),
+        (tune.grid_search, {"points": 2}),
+    )
+    for method, options in methods:
+        train = stages.search(method, canaries=count, budget=budget, **options)
+        yield run(train, count, Claim(mu=budget.mu), name=f"{method.__name__}, whole search", strict=False)
+    for method in (tune.repeat_and_select, tune.subset_search):
+        train = stages.search(method, canaries=count, budget=strict, mean=2.0)
+        yield run(train, count, strict, name=f"{method.__name__}, whole search", strict=False)

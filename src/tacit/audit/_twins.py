@@ -205,6 +205,12 @@ def clips_sold_as_videos() -> Twin:
     return Twin("clip-level noise sold as video-level", broken, Claim(mu=1 / _NOISE), right)
 
 
+def shares_missing() -> Twin:
+    """One noise in three shares, of which one comes: parties that collude were counted as honest."""
+    claim = Claim.of(events.shared_noise("gaussian", 0.5, 3))
+    return Twin("shares missing", releases.shares("gaussian", 0.5, there=1), claim, releases.shares("gaussian", 0.5))
+
+
 TWINS: tuple[Callable[[], Twin], ...] = (
     no_clipping,
     clip_after_mean,
@@ -219,4 +225,5 @@ TWINS: tuple[Callable[[], Twin], ...] = (
     one_query_more,
     unnoised_selection,
     clips_sold_as_videos,
+    shares_missing,
 )
