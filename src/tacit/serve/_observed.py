@@ -1,0 +1,116 @@
+"""What operators see of a service: health, metrics, and one line of JSON per request. Nothing of what was asked.
+
+Metrics and lines hold the route's template, the method, the status, the time and the token's name: no subject, receipt,
+note, cost or address.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tacit.serve._schemas import Health
+
+log = logging.getLogger("tacit.serve")
+
+
+class Metrics:
+    """The counters of one application."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        labels = ("method", "route", "status")
+        self.requests = Counter("tacit_requests", "Requests answered.", labels, registry=self.registry)
+        self.seconds = Histogram(
+            "tacit_request_seconds", "Seconds until the answer.", ("route",), registry=self.registry
+        )
+
+
+class Observed:
+    """Counts, logs and bounds every request; no page is kept by a browser or shown in a frame."""
+
+    def __init__(self, app: ASGIApp, *, largest: int) -> None:
+        self.app, self.largest = app, largest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        began, status, got = time.perf_counter(), 500, 0
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [
+                    *message["headers"],
+                    (b"cache-control", b"no-store"),
+                    (b"x-content-type-options", b"nosniff"),
+                    (b"x-frame-options", b"DENY"),
+                    (b"referrer-policy", b"no-referrer"),
+                ]
+            await send(message)
+
+        async def bounded() -> Message:
+            nonlocal got
+            message = await receive()
+            got += len(message.get("body", b""))
+            if got > self.largest:
+                raise HTTPException(413, "The request is too large.")
+            return message
+
+        try:
+            await self.app(scope, bounded, answer)
+        finally:
+            self._note(scope, state, status, time.perf_counter() - began)
+
+    def _note(self, scope: Scope, state: dict[str, Any], status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "none")
+        metrics: Metrics = scope["app"].state.metrics
+        metrics.requests.labels(scope["method"], route, str(status)).inc()
+        metrics.seconds.labels(route).observe(seconds)
+        told = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "method": scope["method"],
+            "route": route,
+            "status": status,
+            "ms": round(1000 * seconds, 1),
+            "token": state.get("token"),
+        }
+        log.info(json.dumps(told))
+
+
+def health_routes(probe: Callable[[], object], metrics: Metrics) -> APIRouter:
+    """Liveness, readiness (``probe`` reaches what the service needs, or raises) and Prometheus' metrics."""
+    router = APIRouter()
+
+    @router.get("/health/live", response_model=Health)
+    def live() -> Any:
+        """The process answers."""
+        return Health()
+
+    @router.get("/health/ready", response_model=Health, responses={503: {"model": Health}})
+    def ready() -> Any:
+        """What it needs answers, too."""
+        try:
+            probe()
+        except Exception:
+            return JSONResponse({"status": "not ready"}, status_code=503)
+        return Health()
+
+    @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    def counted() -> Response:
+        """Prometheus' text format."""
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return router

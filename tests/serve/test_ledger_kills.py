@@ -1,0 +1,68 @@
+"""Many clients, and a service that is killed: nothing is overspent, and no answered charge is lost."""
+
+import multiprocessing
+import random
+import time
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tacit.privacy import Budget, BudgetExceeded, Ledger, events
+from tacit.serve import Role, tokens_of
+from tests.serve.conftest import Killable
+
+EVENT = events.gaussian(20.0)
+
+
+def spend(url: str, token: str, charges: int, done: "Queue[list[str]]") -> None:
+    ledger, receipts = Ledger(url, token=token), []
+    for number in range(charges):
+        try:
+            receipt = ledger.charge("clinic", events.repeat(EVENT, 2), stage="x", note=str(number))
+        except BudgetExceeded:
+            break
+        receipts.append(receipt.id)
+        if number % 3 == 0:
+            ledger.settle(receipt, 1)
+    done.put(receipts)
+
+
+def killed(folder: Path, clients: int, charges: int, kills: int) -> None:
+    service = Killable(folder / "ledger.db")
+    here = Ledger(str(service.database))
+    # room for about half of what they ask for: they meet the cap, too
+    here.subject("clinic", Budget(1.0, 1e-6))
+    token, _ = tokens_of(str(service.database)).create(Role.CHARGE, subject="clinic")
+    service.start()
+    context: Any = multiprocessing.get_context("spawn")
+    done = context.Queue()
+    url = f"http://127.0.0.1:{service.port}"
+    workers = [context.Process(target=spend, args=(url, token, charges, done)) for _ in range(clients)]
+    for worker in workers:
+        worker.start()
+    chance = random.Random(4)
+    for _ in range(kills):
+        time.sleep(chance.uniform(0.1, 1.5))
+        service.kill()
+        service.start()
+    answered = [receipt for _ in workers for receipt in done.get(timeout=600)]
+    for worker in workers:
+        worker.join()
+    service.kill()
+    charged = [entry.receipt for entry in here.entries() if entry.kind == "charge"]
+    assert len(set(answered)) == len(answered)
+    assert set(answered) <= set(charged), "an answered charge was lost"
+    assert len(set(charged)) == len(charged), "a charge was made twice"
+    here.verify()  # replays every cost against the cap
+    assert here.spent("clinic").epsilon <= 1.0 + 1e-9
+
+
+def test_a_killed_service_loses_and_overspends_nothing(tmp_path: Path) -> None:
+    killed(tmp_path, clients=3, charges=15, kills=2)
+
+
+@pytest.mark.slow
+def test_twenty_kills_under_eight_clients(tmp_path: Path) -> None:
+    killed(tmp_path, clients=8, charges=60, kills=20)
