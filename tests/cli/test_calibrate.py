@@ -55,7 +55,7 @@ def test_the_numbers_are_those_of_the_samples_that_no_source_had(
     found = facts(capsys, "--probs", probs, *FEW, "--method", "acc-t", "--seed", "3")
     assert (found["queries"], found["epsilon"], found["sources"], found["evaluated_on"]) == (6, 1.0, 10, 3000)
     rest = np.random.default_rng(3).permutation(4000)[1000:]
-    logits = torch.from_numpy(PROBS.astype(np.float32)).double().clamp_min(1e-12).log()[rest]
+    logits = torch.from_numpy(PROBS.astype(np.float32)).double().clamp_min(2.3e-308).log()[rest]
     assert found["ece_before"] == pytest.approx(ece(logits=logits, labels=LABELS[rest]))
     assert found["ece_after"] == pytest.approx(ece(logits=logits / found["temperature"], labels=LABELS[rest]))
     assert found["private"]
@@ -125,7 +125,7 @@ def test_ledgers_are_files_of_one_deal(capsys: pytest.CaptureFixture[str], probs
     assert "cannot afford" in err
     code, out, err = call(capsys, *given, "--seed", "1")
     assert (code, out) == (2, "")
-    assert "those of another deal" in err
+    assert "those of another partition" in err
 
 
 KINDS: dict[str, Any] = {
@@ -218,23 +218,23 @@ def test_bad_input_is_one_sentence(
 
 def test_a_unit_is_dealt_whole(tmp_path: Path) -> None:
     """No patient is at two sources, nor at one and in the evaluation; each source has as many patients as asked for."""
-    from tacit.calibrate._partition import deal
+    from tacit.calibrate._partition import partition
     from tacit.privacy import Budget
 
     ids = [f"p{number}" for number in np.random.default_rng(0).integers(0, 50, 300)]
     scores, rows = 9 * np.eye(300), np.arange(300)  # the label of a row is its number
     options: dict[str, Any] = {"sources": 4, "samples": 10, "budget": Budget(1.0, 0.0), "unit": "patient"}
-    dealt = deal(logits=scores, labels=rows, unit_ids=ids, ledgers=tmp_path, **options)
-    parts = [source._outputs.shifted.argmax(1).tolist() for source in dealt.sources] + [dealt.labels.tolist()]
+    split = partition(logits=scores, labels=rows, unit_ids=ids, ledgers=tmp_path, **options)
+    parts = [source._outputs.shifted.argmax(1).tolist() for source in split.sources] + [split.labels.tolist()]
     assert sorted(row for part in parts for row in part) == rows.tolist()
     whose = [{ids[row] for row in part} for part in parts]
     assert [len(people) for people in whose] == [10] * 5
     assert len(set.union(*whose)) == 50  # nobody twice
-    assert {len(source._units.unique()) for source in dealt.sources} == {10}  # type: ignore[union-attr]
-    with pytest.raises(ValueError, match="another deal"):
-        deal(logits=scores, labels=rows, unit_ids=ids[::-1], ledgers=tmp_path, **options)
+    assert {len(source._units.unique()) for source in split.sources} == {10}  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="another partition"):
+        partition(logits=scores, labels=rows, unit_ids=ids[::-1], ledgers=tmp_path, **options)
     with pytest.raises(ValueError, match="5 sources of 10 units take 50 of 50 units"):
-        deal(logits=scores, labels=rows, unit_ids=ids, **(options | {"sources": 5}))
+        partition(logits=scores, labels=rows, unit_ids=ids, **(options | {"sources": 5}))
 
 
 def test_a_unit_without_ids_is_refused(capsys: pytest.CaptureFixture[str], probs: str) -> None:

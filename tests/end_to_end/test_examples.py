@@ -54,7 +54,7 @@ def test_a_text_model_is_fine_tuned_on_sentences(
         "40",
         "--steps",
         "2",
-        "--batch",
+        "--batch-size",
         "10",
         "--max-length",
         "16",
@@ -73,7 +73,7 @@ def test_a_video_net_is_fine_tuned_on_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_motions(tmp_path / "films", videos=8, classes=PRIVATE[:2], seed=0, motions=Motions(frames=20))
-    arguments = "films --size 8 --clips 2 --batch 4 --steps 2 --delta 0.01 --ledger l.db"
+    arguments = "films --size 8 --clips 2 --batch-size 4 --steps 2 --delta 0.01 --ledger l.db"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["finetune_videos.py", *arguments.split()])
     runpy.run_path(str(EXAMPLES / "finetune_videos.py"), run_name="__main__")

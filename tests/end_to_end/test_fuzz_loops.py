@@ -2,7 +2,7 @@
 
 Sums are taken where they leave for the mechanism, before the noise. Two relations: one unit is blanked in its place
 (zero-out: by at most C) or replaced (2 C); where a row is left out altogether (add-remove: C) the model is in float64,
-since matrix products of float32 may round others' rows differently at another batch size (see `Run.train`).
+since matrix products of float32 may round others' rows differently at another batch size (see `Run.step`).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ odd_rows = st.tuples(st.sampled_from(sorted(KINDS)), st.integers(0, 10**6)).map(
 
 
 def optimizer(name: str) -> tuple[Optimizer, float]:
-    """An optimiser whose every step asks everybody that it draws, and the joint bound of its sum."""
+    """An optimizer whose every step asks everybody that it draws, and the joint bound of its sum."""
     if name == "GEP":
         public = (torch.randn(12, WIDTH, generator=torch.Generator().manual_seed(5)), torch.arange(12) % 3)
         made = GEP(public=public, batch_size=30, steps=1, dimensions=3, clip_embedding=CLIP, clip_residual=CLIP, lr=0.1)
@@ -121,7 +121,7 @@ def asked(name: str, data: People, dtype: torch.dtype, microbatch: int | None = 
             classes=3,
             seed=11,
             microbatch=microbatch,
-            curator=lambda _, total: sums.append({n: v.double().clone() for n, v in total.sum.items()}),
+            curator=lambda event: sums.append({n: v.double().clone() for n, v in event.clipped_sum.sum.items()}),
         )
     return sums[0]
 
@@ -186,7 +186,7 @@ def streamed(batch: Tensor) -> dict[str, Tensor]:
             privacy=DP(5.0, clip=CLIP),
             batch_size=PEOPLE,
             ledger=Ledger("sqlite://"),
-            curator=lambda total: sums.append({n: v.double().clone() for n, v in total.sum.items()}),
+            curator=lambda event: sums.append({n: v.double().clone() for n, v in event.clipped_sum.sum.items()}),
         )
         _streams[batch.dtype] = adapter, sums
     adapter, sums = _streams[batch.dtype]

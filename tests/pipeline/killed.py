@@ -9,8 +9,8 @@ import pytest
 
 from tacit import _checkpoints as checkpoints
 from tacit import pipeline
-from tacit.pipeline import Outcome
-from tacit.privacy import Ledger
+from tacit.pipeline import PipelineResult
+from tacit.privacy._book import DatabaseBook
 
 
 class Killed(BaseException):
@@ -21,14 +21,14 @@ class Killed(BaseException):
 def dying(monkeypatch: pytest.MonkeyPatch, at: int, *, after: bool) -> Iterator[list[int]]:
     """Die at write number `at`; the list has the number of writes so far."""
     count = [0]
-    transaction, write = Ledger._transaction, checkpoints.write
+    transaction, write = DatabaseBook.transaction, checkpoints.write
 
     def tick(now: bool) -> None:
         if now == after and count[0] == at:
             raise Killed
 
     @contextmanager
-    def dying_transaction(self: Ledger) -> Iterator[Any]:
+    def dying_transaction(self: DatabaseBook) -> Iterator[Any]:
         count[0] += 1
         tick(now=False)
         with transaction(self) as connection:
@@ -42,19 +42,19 @@ def dying(monkeypatch: pytest.MonkeyPatch, at: int, *, after: bool) -> Iterator[
         tick(now=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "_transaction", dying_transaction)
+        patch.setattr(DatabaseBook, "transaction", dying_transaction)
         patch.setattr(checkpoints, "write", dying_write)
         yield count
 
 
-def writes(monkeypatch: pytest.MonkeyPatch, recipe: Path, out: Path) -> tuple[int, Outcome]:
+def writes(monkeypatch: pytest.MonkeyPatch, recipe: Path, out: Path) -> tuple[int, PipelineResult]:
     """How many writes a run makes that nobody kills, and what it comes to."""
     with dying(monkeypatch, -1, after=False) as count:
         outcome = pipeline.run(pipeline.read(recipe), out)
     return count[0], outcome
 
 
-def costs(outcome: Outcome) -> list[tuple[str, str, float]]:
+def costs(outcome: PipelineResult) -> list[tuple[str, str, float]]:
     """What was charged to whom, in the order of the ledger; a settlement that returns something is one of them.
 
     To nine digits: which steps a search tries depends on noise, and with it the last digits of a price.
@@ -68,7 +68,9 @@ def costs(outcome: Outcome) -> list[tuple[str, str, float]]:
     return found
 
 
-def killed_and_resumed(monkeypatch: pytest.MonkeyPatch, recipe: Path, out: Path, at: int, *, after: bool) -> Outcome:
+def killed_and_resumed(
+    monkeypatch: pytest.MonkeyPatch, recipe: Path, out: Path, at: int, *, after: bool
+) -> PipelineResult:
     """A run that dies at write number `at` and is run again, with a ledger of its own."""
     for file in [*recipe.parent.glob("ledger.db*"), *recipe.parent.glob("tacit-*")]:
         file.unlink()

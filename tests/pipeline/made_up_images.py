@@ -1,4 +1,4 @@
-"""Made-up data and a tiny model of one's own, in the folder of a recipe."""
+"""Synthetic data and a tiny model of one's own, in the folder of a recipe."""
 
 import csv
 from pathlib import Path
@@ -45,7 +45,7 @@ every = 2
 ADAPT = """
 [adapt]
 method = "tent"
-batch = 8
+batch_size = 8
 every = 2
 
 [adapt.data]

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,17 +10,22 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tacit import pipeline
 from tacit.privacy import Budget, Ledger, ReceiptError, events, replay
-from tests.pipeline.killed import costs, killed_and_resumed, writes
+from tests.pipeline.killed import Killed, costs, dying, killed_and_resumed, writes
 from tests.pipeline.made_up_images import ADAPT, CALIBRATE, FINETUNE, IMAGES, make_images
 
 SIZED = IMAGES.replace("epsilon = 8.0", "epsilon = 8.0\nsize = 200")
 RECIPES = {
     "three stages": IMAGES + FINETUNE + ADAPT + CALIBRATE,
     "a search": SIZED + '[tune]\nlr = [0.05, 2.0]\nsteps = [2, 4]\ntrials = 2\n\n[finetune]\nscheme = "linear"\n',
-    "batches and a stream": SIZED + FINETUNE + 'optimizer = "dpsgd"\nbatch = 20\n' + ADAPT,
+    "a search with batches": SIZED
+    + '[tune]\nlr = [0.05, 2.0]\nsteps = [2, 3]\ntrials = 1\n\n[finetune]\nscheme = "linear"\n'
+    + 'optimizer = "dpsgd"\nbatch_size = 20\n',
+    "batches and a stream": SIZED + FINETUNE + 'optimizer = "dpsgd"\nbatch_size = 20\n' + ADAPT,
 }
 
 
@@ -34,7 +40,7 @@ def test_killed_at_several_moments_the_ledger_is_that_of_an_uninterrupted_run(
     count, uninterrupted = writes(monkeypatch, recipe, home / "whole")
     expected = costs(uninterrupted)
     chance = random.Random(which)  # other moments for each recipe, the same every time
-    for number in sorted(chance.sample(range(2, count), 6)):
+    for number in sorted(chance.sample(range(2, count), 4)):
         after = bool(number % 2)
         outcome = killed_and_resumed(monkeypatch, recipe, home / f"killed-{number}", number, after=after)
         assert costs(outcome) == expected, f"killed at write {number} of {count}"
@@ -43,27 +49,66 @@ def test_killed_at_several_moments_the_ledger_is_that_of_an_uninterrupted_run(
         assert not list(home.glob("tacit-*")), "a private file was left behind"
 
 
-def test_killed_by_a_signal(home: Path) -> None:
-    recipe, out = home / "pipeline.toml", home / "out"
+def test_killed_by_a_signal_it_ends_with_the_same_weights(home: Path) -> None:
+    recipe, out, kept = home / "pipeline.toml", home / "out", home.parent / "kept"
     recipe.write_text(IMAGES + FINETUNE.replace("steps = 4", "steps = 300").replace("every = 2", "every = 10"))
     command = [sys.executable, "-m", "tacit", "run", str(recipe), "--out", str(out)]
     checkpoint = out / "stages" / "finetune" / "checkpoint.safetensors"
-    for _ in range(2):
+
+    def kill() -> None:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        before, end = _changed(checkpoint), time.monotonic() + 60
+        before, end = _changed(checkpoint), time.monotonic() + 120
         while _changed(checkpoint) == before and time.monotonic() < end:
             time.sleep(0.02)
         os.kill(process.pid, signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
-    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
-    ledger = Ledger(home / "ledger.db")
-    charges = [entry for entry in ledger.entries() if entry.kind == "charge"]
-    assert len(charges) == 1
-    assert ledger.spent("train").epsilon == pytest.approx(8.0, rel=1e-9)
+
+    def weights() -> dict[str, torch.Tensor]:
+        assert subprocess.run(command, check=False, capture_output=True).returncode == 0
+        ledger = Ledger(home / "ledger.db")
+        assert len([entry for entry in ledger.entries() if entry.kind == "charge"]) == 1
+        assert ledger.spent("train").epsilon == pytest.approx(8.0, rel=1e-9)
+        return load_file(out / "model" / "model.safetensors")
+
+    kill()
+    shutil.copytree(home, kept)  # with the key of its noise: run on from here, both draw the same
+    uninterrupted = weights()
+    shutil.rmtree(home)
+    kept.rename(home)
+    kill()
+    resumed = weights()
+    assert all(torch.equal(resumed[name], value) for name, value in uninterrupted.items())
 
 
 def _changed(file: Path) -> int:
     return file.stat().st_mtime_ns if file.exists() else 0
+
+
+def test_a_search_does_not_go_on_with_other_data(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = home / "pipeline.toml"
+    recipe.write_text(RECIPES["a search"])
+    with dying(monkeypatch, 12, after=True), pytest.raises(Killed):
+        pipeline.run(pipeline.read(recipe), home / "out")
+    (mark,) = home.glob("tacit-search-*.data")
+    assert mark.stat().st_mode & 0o777 == 0o600
+    table = home / "labels.csv"
+    told = table.read_text()
+    table.write_text(told.replace("0.png,0", "0.png,1", 1))
+    assert table.read_text() != told
+    with pytest.raises(ValueError, match="The data is not what it was when this search began"):
+        pipeline.run(pipeline.read(recipe), home / "out")
+    table.write_text(told)
+    assert pipeline.run(pipeline.read(recipe), home / "out").tuned is not None
+    assert not list(home.glob("tacit-*"))
+
+
+def test_a_recipe_that_was_refused_can_be_corrected(home: Path) -> None:
+    recipe = home / "pipeline.toml"
+    recipe.write_text((IMAGES + FINETUNE).replace("labels.csv", "lables.csv"))
+    with pytest.raises(ValueError, match="There is no file"):
+        pipeline.run(pipeline.read(recipe), home / "out")
+    recipe.write_text(IMAGES + FINETUNE)
+    assert pipeline.run(pipeline.read(recipe), home / "out").fitted is not None
 
 
 def test_another_recipe_does_not_go_on_in_the_same_folder(home: Path) -> None:

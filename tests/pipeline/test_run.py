@@ -1,14 +1,18 @@
-"""A recipe on made-up images: what it leaves behind, and what it refuses before anything is charged."""
+"""A recipe on synthetic images: what it leaves behind, and what it refuses before anything is charged."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from tacit import pipeline
 from tacit.cli._main import run as command
+from tacit.data import ImageFiles, ImageShape
 from tacit.privacy import Budget, Ledger, mu_of
 from tests.pipeline.made_up_images import ADAPT, CALIBRATE, FINETUNE, IMAGES, make_images
 
@@ -93,11 +97,32 @@ def test_a_search_and_its_final_run_stay_within_the_budget(home: Path) -> None:
     assert len(charges) == 9  # four trials with a score each, and the final run
 
 
+def test_a_search_with_poisson_batches_is_composed_by_pld(home: Path) -> None:
+    text = IMAGES.replace("epsilon = 8.0", "epsilon = 8.0\nsize = 200")
+    search = "[tune]\nlr = [0.05, 2.0]\nsteps = [2, 3]\ntrials = 1\n\n"
+    batches = '[finetune]\nscheme = "linear"\noptimizer = "dpsgd"\nbatch_size = 50\n'
+    recipe = home / "pipeline.toml"
+    recipe.write_text(text + search + batches)
+    told = pipeline.read(recipe)
+    planned = pipeline.plan(told)
+    assert planned.lines[0].what == "2 trials with their scores, and a final run of 3 steps, composed by PLD"
+    assert 7.9 < planned.total.epsilon <= 8.0
+    outcome = pipeline.run(told, home / "out")
+    assert outcome.ledger.subjects()[0].terms.mode.value == "plan"
+    assert 7.5 < outcome.total.epsilon <= 8.0
+    (home / "without.toml").write_text(IMAGES + search + batches)
+    with pytest.raises(ValueError, match=r"budget\.size is missing"):
+        pipeline.plan(pipeline.read(home / "without.toml"))
+    recipe.write_text(text + search + batches + ADAPT)
+    with pytest.raises(ValueError, match="compose only as a list"):
+        pipeline.read(recipe)
+
+
 @pytest.mark.parametrize("more", ["", ADAPT], ids=["alone", "with a stream"])
 def test_poisson_batches_alone_and_beside_a_stream(home: Path, more: str) -> None:
     make_images(home, "stream.csv", 30, seed=1)
     text = IMAGES.replace("epsilon = 8.0", "epsilon = 8.0\nsize = 20")
-    (home / "pipeline.toml").write_text(text + FINETUNE + 'optimizer = "dpsgd"\nbatch = 5\n' + more)
+    (home / "pipeline.toml").write_text(text + FINETUNE + 'optimizer = "dpsgd"\nbatch_size = 5\n' + more)
     outcome = pipeline.run(pipeline.read(home / "pipeline.toml"), home / "out")
     modes = {subject.name: subject.terms.mode.value for subject in outcome.ledger.subjects()}
     assert modes == ({"train": "renyi", "stream": "renyi"} if more else {"train": "plan"})
@@ -116,6 +141,8 @@ BAD = [
         "line 15: there is no key 'epsilom' in budget; did you",
     ),
     ("epsilon = 8.0", "epsilon = -1.0", "pipeline.toml, line 12: budget is invalid: Epsilon"),
+    ("delta = 1e-5", "delta = 0.5", "a delta of 0.5 is no protection"),
+    ("delta = 1e-5", "delta = 1e-3\nsize = 1000", "well below one over the number of patients"),
     ('unit = "patient"', 'unit = "sample"', "Rows have owners, so a unit is more than a sample"),
     ("size = 8", "size = 9", "The model does not take these rows"),
     ("steps = 4", 'steps = 4\noptimizer = "dpsgd"', "dpsgd needs batch"),
@@ -165,10 +192,9 @@ def test_a_later_stage_is_tried_before_the_first_charge(
 
 def test_a_broken_image_or_label_is_told_to_nobody(home: Path) -> None:
     (home / "pipeline.toml").write_text(IMAGES + FINETUNE)
-    (home / "images" / "labels-3.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match="cannot be read") as told:
-        pipeline.run(pipeline.read(home / "pipeline.toml"), home / "out")
-    assert "labels-3" not in str(told.value)
+    (home / "images" / "labels-3.png").write_bytes(b"no image")  # it adds nothing, at every replay
+    pipeline.run(pipeline.read(home / "pipeline.toml"), home / "out")
+    assert not [file for file in (home / "out").rglob("*") if file.is_file() and b"labels-3" in file.read_bytes()]
     make_images(home)
     table = home / "labels.csv"
     table.write_text(table.read_text().replace(",1,p3", ",7,p3"))
@@ -176,6 +202,45 @@ def test_a_broken_image_or_label_is_told_to_nobody(home: Path) -> None:
         pipeline.run(pipeline.read(home / "pipeline.toml"), home / "elsewhere")
     assert "7" not in str(told.value)
     assert "p3" not in str(told.value)
+
+
+TABLES = [
+    (lambda text: text + text.splitlines()[1].replace(",0,", ",1,") + "\n", "some files are named in several lines"),
+    (lambda text: text.replace(",p3", ",", 1), "some rows have nothing in the column 'patient'"),
+    (lambda text: text.partition("\n")[2], "has none of the columns file, label, patient: its first line must name"),
+    (lambda text: text.replace(",", ";"), "with commas between them"),
+    (lambda _: "", "is empty: its first line names the columns"),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), TABLES, ids=[sentence for _, sentence in TABLES])
+def test_what_is_wrong_with_a_table_is_one_sentence_without_a_row(
+    home: Path, change: Callable[[str], str], sentence: str
+) -> None:
+    table = home / "labels.csv"
+    table.write_text(change(table.read_text()))
+    (home / "pipeline.toml").write_text(IMAGES + FINETUNE)
+    with pytest.raises(ValueError, match=sentence) as told:
+        pipeline.run(pipeline.read(home / "pipeline.toml"), home / "out")
+    assert "p3" not in str(told.value)
+    assert "labels-0" not in str(told.value)
+
+
+def test_details_are_for_the_curator_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = pipeline.write_starter("outputs", tmp_path / "pipeline.toml")
+    (tmp_path / "outputs").mkdir()
+    for clinic in ("clinic-a", "clinic-b"):
+        (tmp_path / "outputs" / f"{clinic}.npz").write_bytes(b"no arrays")
+    arguments = ["run", str(recipe), "--out", str(tmp_path / "out")]
+    code, out, err = tacit(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("The data cannot be read. Nothing was charged. What went wrong may reveal rows: see it with ")
+    assert err.endswith("with --details FILE.\n")
+    code, _, err = tacit(capsys, *arguments, "--details", str(tmp_path / "why.txt"))
+    assert code == 2
+    assert "clinic-a.npz" not in err
+    assert "clinic-a.npz" in (tmp_path / "why.txt").read_text()
+    assert (tmp_path / "why.txt").stat().st_mode & 0o077 == 0
 
 
 def test_rows_of_a_patient_and_views_of_a_row(home: Path) -> None:
@@ -192,7 +257,7 @@ def test_pretraining_on_public_images_comes_first_and_costs_nothing(home: Path) 
 [pretrain]
 public = true
 epochs = 2
-batch = 5
+batch_size = 5
 lr = 0.05
 
 [pretrain.data]
@@ -208,3 +273,13 @@ size = 8
     )
     assert seen == ["pretrain", "finetune"]
     assert {entry.body["stage"] for entry in outcome.ledger.entries() if entry.kind == "charge"} == {"finetune"}
+
+
+def test_sixteen_bits_of_grey_keep_their_greys(tmp_path: Path) -> None:
+    greys = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    Image.fromarray(greys).save(tmp_path / "scan.png")
+    assert Image.open(tmp_path / "scan.png").mode == "I;16"
+    files = ImageFiles([tmp_path / "scan.png"], [0], shape=ImageShape(channels=1, height=8, width=8))
+    read = files[0]
+    pixels = read[0] if isinstance(read, tuple) else read
+    assert torch.allclose(pixels[0].double(), torch.from_numpy(greys / 65535.0), atol=1 / 255)

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 from tacit.report._page import Banner, Picture, Section, page
 from tacit.report._tables import Table
-from tacit.report.plots import Line, curve
+from tacit.report.plots import Curve, curve
 
 NASTY = '<script>alert("x")</script> & more'
 VOID = {"meta", "br", "img", "link", "input"}
@@ -52,7 +52,7 @@ def check(text: str) -> Checked:
 
 
 def test_everything_is_escaped() -> None:
-    figure = curve({NASTY: Line([1, 2], [1.0, 2.0])}, x_label=NASTY, y_label=NASTY, title=NASTY)
+    figure = curve({NASTY: Curve([1, 2], [1.0, 2.0])}, x_label=NASTY, y_label=NASTY, title=NASTY)
     table = Table(NASTY, [NASTY], [[NASTY]], note=NASTY)
     section = Section(NASTY, f"{NASTY}\n\n- {NASTY}\n- two", [table], [Picture(figure, NASTY), figure])
     sections = [section, Section(NASTY, folded=True), Section("3"), Section("4")]
@@ -72,7 +72,7 @@ def test_the_smallest_page() -> None:
 
 
 def test_light_and_dark() -> None:
-    figure = curve({"a": Line([1, 2], [1.0, 2.0])}, x_label="x", y_label="y")
+    figure = curve({"a": Curve([1, 2], [1.0, 2.0])}, x_label="x", y_label="y")
     text = page("A title", [Section("One", figures=[figure])])
     assert text.count("prefers-color-scheme: dark") == 2
     defined = set(re.findall(r"(--[\w-]+):", text))

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from tacit.report import theme
 from tacit.report._tables import Spread
-from tacit.report.plots import Bin, Line, Point, bars_by_shift, curve, mean, reliability, tradeoff
+from tacit.report.plots import Bin, Curve, Point, bars_by_shift, curve, mean, reliability, tradeoff
 
 
 def marked(axes: Axes, colour: str) -> list[tuple[float, float]]:
@@ -93,9 +93,9 @@ def test_reliability_names_the_error() -> None:
 
 
 def test_curve() -> None:
-    line = Line([1, 2, 3], [5.0, 6.0, 7.0], [4.0, 5.0, 6.0], [6.0, 7.0, 8.0])
+    line = Curve([1, 2, 3], [5.0, 6.0, 7.0], [4.0, 5.0, 6.0], [6.0, 7.0, 8.0])
     figure = curve(
-        {"a": line, "empty": Line([], [])}, x_label="step", y_label="loss", levels={"source": 5.5}, log_x=True
+        {"a": line, "empty": Curve([], [])}, x_label="step", y_label="loss", levels={"source": 5.5}, log_x=True
     )
     (axes,) = figure.axes
     assert (axes.get_xscale(), axes.get_xlabel(), len(axes.collections)) == ("log", "step", 1)
@@ -147,7 +147,7 @@ def test_figures_are_legible(colours: dict[str, str]) -> None:
 
 
 def test_png() -> None:
-    figure = curve({"a": Line([1, 2], [1.0, 2.0])}, x_label="x", y_label="y")
+    figure = curve({"a": Curve([1, 2], [1.0, 2.0])}, x_label="x", y_label="y")
     assert theme.png(figure, dpi=50).startswith(b"\x89PNG")
     assert theme.png_element(figure, "<a>").startswith('<img alt="&lt;a&gt;" src="data:image/png;base64,')
 
@@ -159,8 +159,8 @@ matplotlib.rcParams["font.size"] = 7.5
 look_at = lambda: {key: matplotlib.rcParams[key] for key in matplotlib.rcParams if key != "backend"}
 before = look_at()
 from tacit.report import theme
-from tacit.report.plots import Line, curve
-figure = curve({"a": Line([1, 2], [1.0, 2.0])}, x_label="x", y_label="y")
+from tacit.report.plots import Curve, curve
+figure = curve({"a": Curve([1, 2], [1.0, 2.0])}, x_label="x", y_label="y")
 theme.svg(figure), theme.png(figure, dpi=30)
 assert look_at() == before
 assert "matplotlib.pyplot" not in sys.modules

@@ -30,6 +30,10 @@ def audit(
     delta: Annotated[float, typer.Option(help="The delta of that claim.")] = 0.0,
     mu: Annotated[float | None, typer.Option(help="What it claims, as a mu.")] = None,
     trials: Annotated[int, typer.Option(help="Trials per finding (of a ledger or a function).")] = 100_000,
+    canaries: Annotated[
+        int | None,
+        typer.Option(help="PIPELINE.toml: also run all of it once, on so many synthetic people that a coin puts in."),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A fiftieth of the trials: a minute, looser bounds.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the table into this page, between its audit marks.")] = None,
     report: Annotated[
@@ -37,6 +41,10 @@ def audit(
     ] = None,
     picture: Annotated[
         Path | None, typer.Option(help="Draw here what attacks find of adapted images: published, clipped, private.")
+    ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(help="Keep findings here until all are made: after a kill, the same command goes on from there."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -46,7 +54,9 @@ def audit(
     findings: list[Finding] = []
     remarks: list[str] = []
     checked: list[checks.Check] = []
-    for each in _attacks(target, epsilon=epsilon, delta=delta, mu=mu, trials=trials, quick=quick):
+    for each in _attacks(
+        target, epsilon=epsilon, delta=delta, mu=mu, trials=trials, quick=quick, keep=keep, canaries=canaries
+    ):
         if isinstance(each, str):
             remarks.append(each)
         else:
@@ -63,6 +73,8 @@ def audit(
     broken = not (all(each.holds for each in findings) and all(each.holds for each in checked))
     if out is not None and not broken:
         _write(out, markdown(findings))
+    if keep is not None:
+        keep.unlink(missing_ok=True)
     if as_json:
         facts = [{"name": c.name, "holds": c.holds, "detail": c.detail} for c in checked]
         shown = [finding.to_json() for finding in findings]
@@ -79,14 +91,24 @@ def audit(
 
 
 def _attacks(
-    target: str | None, *, epsilon: float | None, delta: float, mu: float | None, trials: int, quick: bool
+    target: str | None,
+    *,
+    epsilon: float | None,
+    delta: float,
+    mu: float | None,
+    trials: int,
+    quick: bool,
+    keep: Path | None,
+    canaries: int | None,
 ) -> Iterator[Finding | str]:
     from tacit import audit as attacks
     from tacit.privacy import Ledger
 
     trials = max(1_000, trials // 50) if quick else trials
+    if canaries is not None and not (target or "").endswith(".toml"):
+        raise ValueError("Canaries are put into a pipeline: tacit audit PIPELINE.toml --canaries 200.")
     if target is None:
-        yield from attacks.everything(attacks.QUICK if quick else attacks.FULL)
+        yield from attacks.everything(attacks.QUICK if quick else attacks.FULL, keep=keep)
     elif _names_a_function(target):
         if mu is None and epsilon is None:
             raise ValueError(f"Say what {target} claims: --mu, or --epsilon with --delta.")
@@ -95,8 +117,12 @@ def _attacks(
     elif target.endswith(".toml"):
         from tacit import pipeline
 
-        with pipeline.planned_ledger(pipeline.read(target)) as book:
+        recipe = pipeline.read(target)
+        with pipeline.planned_ledger(recipe) as book:
             yield from attacks.ledger(book, trials=trials)
+        if canaries is not None:
+            train, name = pipeline.CanaryRun(recipe, canaries), "the whole pipeline, one run"
+            yield attacks.run(train, canaries, train.claim, neighbours=train.neighbours, name=name, strict=False)
     else:
         with Ledger(target, create=False) as book:
             yield from attacks.ledger(book, trials=trials)

@@ -1,4 +1,4 @@
-"""`tacit calibrate`: outputs on disk, dealt to sources, recalibrated through the private protocol, and evaluated."""
+"""`tacit calibrate`: outputs on disk, partitioned among sources, recalibrated privately, and evaluated."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from rich.table import Table
 from tacit.cli._output import AsJson, console, print_json
 
 if TYPE_CHECKING:
-    from tacit.calibrate import Calibrator, Deal, Method, Result
+    from tacit.calibrate import Calibrator, Method, Partition, Result
 
 METHOD = "signed-gap"
 
 
 def calibrate(
-    sources: Annotated[int, typer.Option(help="How many sources there are.")],
-    samples: Annotated[int, typer.Option(help="How many samples each of them gets; no sample goes to two.")],
     epsilon: Annotated[float, typer.Option(help="What each source may spend in all.")],
+    sources: Annotated[int | None, typer.Option(help="How many sources there are.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="How many samples each of them gets; no sample goes to two.")
+    ] = None,
+    source_column: Annotated[
+        str | None, typer.Option(help="Or the array or column that says at which source each row is.")
+    ] = None,
     logits: Annotated[Path | None, typer.Option(help="Logits: .npz, .npy, .safetensors or .csv.")] = None,
     probs: Annotated[Path | None, typer.Option(help="Or probabilities: each row sums to 1.")] = None,
     labels: Annotated[Path | None, typer.Option(help="Labels, if they are in a file of their own.")] = None,
@@ -30,10 +35,12 @@ def calibrate(
     noise: Annotated[str | None, typer.Option(help="laplace (delta 0) or gaussian (delta above 0).")] = None,
     method: Annotated[
         str | None,
-        typer.Option(help="signed-gap, acc-t, nll-t, ece-t, histogram, one-source, nothing.", show_default=METHOD),
+        typer.Option(
+            help="signed-gap, gap-curve, acc-t, nll-t, ece-t, histogram, one-source, nothing.", show_default=METHOD
+        ),
     ] = None,
     iterations: Annotated[int | None, typer.Option(help="K of a golden-section search: it asks K + 1 times.")] = None,
-    bins: Annotated[int | None, typer.Option(help="Bins of ece-t and histogram.")] = None,
+    bins: Annotated[int | None, typer.Option(help="Bins of gap-curve, ece-t and histogram.")] = None,
     low: Annotated[float | None, typer.Option(help="The lowest temperature searched.")] = None,
     high: Annotated[float | None, typer.Option(help="The highest temperature searched.")] = None,
     neighbours: Annotated[str, typer.Option(help="add-remove or replace-one.")] = "add-remove",
@@ -43,12 +50,22 @@ def calibrate(
     unit_ids: Annotated[
         str | None, typer.Option(help="The array or column of the outputs' file that says whose each row is.")
     ] = None,
+    trust: Annotated[
+        str, typer.Option(help="local, or secure-aggregation: one noise for all sources, and totals alone are seen.")
+    ] = "local",
+    colluding: Annotated[
+        float | None,
+        typer.Option(help="With secure aggregation: the share of sources that may collude.", show_default="0.5"),
+    ] = None,
     cautious: Annotated[
         bool | None,
         typer.Option(help="Keep T = 1 where the budget is too small; by default unless a method is named."),
     ] = None,
     ledgers: Annotated[Path | None, typer.Option(help="A folder for the sources' ledgers; in memory without.")] = None,
     run_id: Annotated[str | None, typer.Option(help="A name under which an interrupted run goes on.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for the calibrated probabilities, the calibration and its card.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the split, never of the noise.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -56,27 +73,41 @@ def calibrate(
 
     The samples that no source gets are declared public: the calibration error is measured on them, exactly.
     """
-    from tacit.calibrate import CalibrationError, Calibrator, deal, read_outputs, read_unit_ids
+    from tacit.calibrate import TRUSTS, CalibrationError, Calibrator, partition, read_outputs, read_unit_ids
     from tacit.privacy import Budget
 
     budget = Budget(epsilon, delta)
     kind = _noise(noise, budget.pure)
     chosen = _method(method or METHOD, {"iterations": iterations, "bins": bins, "low": low, "high": high})
+    if source_column is None and (sources is None or samples is None):
+        raise ValueError("Give --sources and --samples, or --source-column if the rows say at which source they are.")
+    if source_column is not None and sources is not None:
+        raise ValueError("The sources are those of --source-column: leave --sources out.")
+    if trust not in TRUSTS or (trust == "local" and colluding is not None):
+        raise ValueError("--trust is local or secure-aggregation, and --colluding is for secure aggregation.")
+    if run_id is not None and ledgers is None:
+        raise ValueError("--run-id goes on with answers that are kept in ledgers, and there are none: give --ledgers.")
     path = logits or probs
     if path is None or (logits is not None and probs is not None):
         raise ValueError("Give the classifier's outputs as --logits FILE or as --probs FILE: one of the two.")
     form: Any = "probs" if logits is None else "logits"
-    outputs, classes = read_outputs(path, form, key=key, labels=labels, labels_key=labels_key, unit_ids=unit_ids)
-    whose = None if unit_ids is None else read_unit_ids(path, unit_ids)
+    named = {"unit_ids": unit_ids, "source": source_column}
+    outputs, classes = read_outputs(path, form, key=key, labels=labels, labels_key=labels_key, **named)
+    whose, where = (None if name is None else read_unit_ids(path, name) for name in named.values())
     calibrator = Calibrator(
-        budget=budget, method=chosen, noise=kind, cautious=method is None if cautious is None else cautious
+        budget=budget,
+        method=chosen,
+        noise=kind,
+        cautious=method is None if cautious is None else cautious,
+        trust=trust,
     )
     try:
-        dealt = deal(
+        split = partition(
             **{form: outputs},
             labels=classes,
             sources=sources,
             samples=samples,
+            source_ids=where,
             budget=budget,
             noise=kind,
             neighbours=neighbours,
@@ -84,15 +115,38 @@ def calibrate(
             unit_ids=whose,
             ledgers=ledgers,
             seed=seed,
+            trust=trust,
+            colluding=0.5 if colluding is None else colluding,
         )
-        result = calibrator.run(dealt.sources, run_id=run_id)
+        split.check_accuracy()
+        result = calibrator.run(split.sources, run_id=run_id)
     except (CalibrationError, ValueError) as error:
         raise ValueError(_as_options(str(error))) from None
-    facts = _facts(calibrator, dealt, result, samples)
+    if out is not None:
+        _write(out, result, {form: outputs})
+    facts = _facts(calibrator, split, result, samples)
     if as_json:
         print_json(facts)
     else:
         _show(facts, result)
+
+
+def _write(folder: Path, result: Result, outputs: dict[str, Any]) -> None:
+    """Calibrated probabilities of every row, the calibration, and the card of what its sources promised."""
+    import json
+
+    import numpy as np
+    import torch
+
+    from tacit._files import write_atomically
+    from tacit.calibrate import calibrated_probs
+    from tacit.report import card
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "calibrated.npz").open("wb") as file:
+        np.savez(file, probs=calibrated_probs(result, **{k: torch.as_tensor(v) for k, v in outputs.items()}).numpy())
+    write_atomically(folder / "calibration.json", json.dumps(result.to_json(), indent=2) + "\n")
+    write_atomically(folder / "privacy-card.md", str(card(result)))
 
 
 def _as_options(text: str) -> str:
@@ -127,19 +181,21 @@ def _method(name: str, options: dict[str, Any]) -> Method:
     return METHODS[name](**given)
 
 
-def _facts(calibrator: Calibrator, dealt: Deal, result: Result, samples: int) -> dict[str, Any]:
+def _facts(calibrator: Calibrator, split: Partition, result: Result, samples: int | None) -> dict[str, Any]:
     """Everything here was released on receipts or is about samples declared public."""
-    before, after = dealt.evaluate(result)
-    spent = dealt.sources[0].spent
+    before, after = split.evaluate(result) or (None, None)
+    spent = split.sources[0].spent
     return result.to_json() | {
         "ece_before": before,
         "ece_after": after,
         "samples": samples,
-        "evaluated_on": len(dealt.labels),
+        "sizes_published": split.sources[0].size is not None,
+        "evaluated_on": len(split.labels),
         "evaluated": "on the samples given to no source, declared public for this evaluation",
-        "durable": dealt.sources[0].ledger.durable,
+        "durable": split.sources[0].ledger.durable,
         "guarantee": str(spent) if result.queries else _nothing_spent(result),
-        "notes": [*result.notes, *_warning(calibrator, dealt, result)],
+        "assumptions": list(result.assumptions),
+        "notes": [*result.notes, *_warning(calibrator, split, result)],
     }
 
 
@@ -147,20 +203,29 @@ def _nothing_spent(result: Result) -> str:
     return "Nothing was released." if result.private else "Found without noise: not private if shared."
 
 
-def _warning(calibrator: Calibrator, dealt: Deal, result: Result) -> list[str]:
+def _warning(calibrator: Calibrator, split: Partition, result: Result) -> list[str]:
     """What a cautious run would have said before it spent anything."""
     if calibrator.cautious or not result.queries or not calibrator.budget.private:
         return []
     from tacit.calibrate import forecast
 
-    plan = calibrator.plan([source.terms for source in dealt.sources], resume=True)
+    plan = calibrator.plan([source.terms for source in split.sources], resume=True)
+    if plan.setting.samples is None:
+        return []
     expect = forecast(calibrator.method, plan.setting, expected=calibrator.expected)
     if expect.worth:
         return []
     return [
         "This budget is small for this much data: by the forecast, a calibration error of "
-        f"{expect.before:.3f} would become {expect.after:.3f}. With --cautious nothing would have been asked."
+        f"{expect.before:.3f} would become {expect.after:.3f}, {expect.assumes}. With --cautious nothing would have "
+        "been asked."
     ]
+
+
+def _sizes(facts: dict[str, Any]) -> str:
+    if facts["samples"] is None:
+        return ""
+    return f" with {'' if facts['sizes_published'] else 'at most '}{facts['samples']} samples each"
 
 
 def _show(facts: dict[str, Any], result: Result) -> None:
@@ -172,10 +237,23 @@ def _show(facts: dict[str, Any], result: Result) -> None:
         table.add_row("temperature", what)
     else:
         table.add_row("confidences", " ".join(f"{value:.2f}" for value in result.confidences))
-    table.add_row("calibration error", f"{facts['ece_before']:.4f} before, [bold]{facts['ece_after']:.4f}[/bold] after")
-    table.add_row("", f"on {facts['evaluated_on']:,} samples given to no source, declared public for this evaluation")
-    table.add_row("asked", f"{result.queries} times, of {result.sources} sources with {facts['samples']} samples each")
+    if result.corrections is not None:
+        bins = len(result.corrections)
+        added = (f"{value:+.3f} at {(at + 0.5) / bins:.2g}" for at, value in enumerate(result.corrections))
+        table.add_row("added to confidence", ", ".join(added))
+    if facts["ece_before"] is None:
+        table.add_row("calibration error", "not measured: every sample is at a source, and none is public")
+    else:
+        errors = f"{facts['ece_before']:.4f} before, [bold]{facts['ece_after']:.4f}[/bold] after"
+        table.add_row("calibration error", errors)
+        table.add_row(
+            "", f"on {facts['evaluated_on']:,} samples given to no source, declared public for this evaluation"
+        )
+    table.add_row("asked", f"{result.queries} times, of {result.sources} sources{_sizes(facts)}")
     table.add_row("each source promises", facts["guarantee"])
+    if result.trust != "local" and result.queries:
+        for assumed in result.assumptions[2:]:
+            table.add_row("", f"Assumed: {assumed}.")
     if not facts["durable"] and result.queries:
         table.add_row("", "The ledgers were in memory: the next run does not know of this one (--ledgers FOLDER).")
     for note in facts["notes"]:

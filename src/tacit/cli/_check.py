@@ -25,7 +25,7 @@ def check(
     """Is this model compatible, what would be trained, and which rule serves each layer."""
     from tacit import models
 
-    loaded = models.load(model, shape=_shape(shape))
+    loaded = models.load(model, shape=shape_of(shape))
     if frozen:
         models.freeze_statistics(loaded.model)
     try:
@@ -57,7 +57,8 @@ def check(
         out.print(f"Slower: {remark}")
 
 
-def _shape(text: str | None) -> tuple[int, ...] | None:
+def shape_of(text: str | None) -> tuple[int, ...] | None:
+    """The shape that a text such as 3x224x224 says."""
     if text is None:
         return None
     parts = text.lower().split("x")

@@ -16,14 +16,17 @@ from rich.table import Table
 
 from tacit._files import write_atomically
 from tacit._json import to_plain
+from tacit.cli._ledger_service import serve, tokens
 from tacit.cli._output import AsJson, console, print_json
 
 if TYPE_CHECKING:
     from tacit.privacy import Ledger
 
-app = typer.Typer(help="Look at a ledger, check it, take it along.")
+app = typer.Typer(help="Look at a ledger, check it, take it along, serve it to a team.")
+app.command()(serve)
+app.add_typer(tokens, name="token")
 _KINDS = {"subject": "declared, with its budget", "lease": "releases leased"}
-Url = Annotated[str, typer.Argument(help="A file, sqlite:///FILE or postgresql://USER@HOST/NAME.")]
+Url = Annotated[str, typer.Argument(help="A file, sqlite:///FILE, postgresql://USER@HOST/NAME or https://….")]
 
 
 def _open(url: str) -> Ledger:
@@ -81,7 +84,10 @@ def show(
 
 
 def _table(*heads: str) -> Table:
-    return Table(*heads, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(*heads, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for column in table.columns:
+        column.overflow = "fold"  # no name is cut
+    return table
 
 
 def _left(left: Any) -> str:
@@ -125,8 +131,8 @@ def verify(
         warnings.simplefilter("ignore", PricedTooLow)  # they are listed below
         count, end, low = ledger.verify(head), ledger.head, ledger.underpriced()
     if as_json:
-        told = [{"entry": e.seq, "subject": e.subject, "recorded": e.recorded, "price": e.price} for e in low]
-        print_json({"ok": True, "entries": count, "head": end, "priced_too_low": told})
+        low_prices = [{"entry": e.seq, "subject": e.subject, "recorded": e.recorded, "price": e.price} for e in low]
+        print_json({"ok": True, "entries": count, "head": end, "priced_too_low": low_prices})
         return
     for each in low:
         console().print(f"{each}. Guarantees count the higher price.", soft_wrap=True)

@@ -17,6 +17,7 @@ from tacit.cli import _init as init
 from tacit.cli import _ledger as ledger
 from tacit.cli import _noise as noise
 from tacit.cli import _run as run_recipe
+from tacit.cli import _serve as serve
 
 # typer brings its own click, or uses the installed one: either way, what its usage errors have in common
 UsageProblem: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -35,6 +36,7 @@ app.command("calibrate")(calibrate.calibrate)
 app.command("noise")(noise.noise)
 app.command("check")(check.check)
 app.command("audit")(audit.audit)
+app.command("serve")(serve.serve)
 app.add_typer(ledger.app, name="ledger")
 
 

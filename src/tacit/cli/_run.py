@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tacit import recipes
+from tacit import CuratorEvent, ErrorEvent, recipes
+from tacit._files import write_atomically
+from tacit._refusals import Refusal
 from tacit.cli._output import AsJson, console, print_json
 
 STUDIES = ("adapt", "finetune", "pretrain", "recalibration", "source-model", "tune")
@@ -20,15 +23,21 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="The folder of the results.", show_default="runs/NAME beside the recipe")
     ] = None,
+    details: Annotated[
+        Path | None,
+        typer.Option(
+            help="If the data cannot be read, why: a file for you alone, since it may name rows.", show_default=False
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a pipeline, or go on with it after a kill. Nothing is charged before everything was tried on made-up rows."""
+    """Run a pipeline, or resume it after a kill. Nothing is charged before everything was tried on synthetic rows."""
     _refuse_study(recipe)
     from tacit import pipeline  # here, because torch takes its time to load
 
-    told = pipeline.read(recipe)
+    settings = pipeline.read(recipe)
     if plan:
-        found = pipeline.plan(told)
+        found = pipeline.plan(settings)
         if as_json:
             print_json(found.to_json())
         else:
@@ -36,8 +45,11 @@ def run(
         return
     folder = out or recipe.parent / "runs" / recipe.stem
     try:
-        outcome = pipeline.run(told, folder, progress=True)
+        outcome = pipeline.run(settings, folder, progress=True, curator=partial(_keep, details))
         facts = pipeline.write_report(outcome)
+    except Refusal as error:
+        where = f"see {details}" if details is not None else "see it with --details FILE"
+        raise Refusal(str(error).replace("see curator=", where)) from None
     except KeyboardInterrupt:
         typer.echo(f"Stopped: run the same command again to go on with {folder}.", err=True)
         raise typer.Exit(130) from None
@@ -50,6 +62,12 @@ def run(
     screen.print(pipeline.plan_table(outcome).rich())
     screen.print(facts["privacy"]["sentence"], markup=False)
     typer.echo(f"The results are in {folder}: model/, report.html, privacy-card.md, run.json.")
+
+
+def _keep(file: Path | None, event: CuratorEvent) -> None:
+    """Write what went wrong with private rows where only the owner reads it, if a file is given."""
+    if file is not None and isinstance(event, ErrorEvent):
+        write_atomically(file, event.details, 0o600)
 
 
 def _refuse_study(recipe: Path) -> None:

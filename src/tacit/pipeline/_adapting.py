@@ -28,7 +28,7 @@ MAKERS: dict[str, Any] = {
 }
 
 
-def run_adapt(work: Work, told: Adapt) -> adapt.Adapter:
+def run_adapt(work: Work, settings: Adapt) -> adapt.Adapter:
     """Show the stream to an adapter, batch after batch; `done.json` says that its end was reached.
 
     Formal guarantee: that of `adapt.Adapter`. The whole stream is charged before its first step, and a checkpoint is
@@ -36,23 +36,23 @@ def run_adapt(work: Work, told: Adapt) -> adapt.Adapter:
     and the stream goes on behind them in a new noise block.
     """
     file, rows = work.folder.stage("adapt") / _CHECKPOINT, work.loaded["adapt"]
-    adapter = make(work.model, work.recipe, told, work.parts["adapt"], work.ledger)
+    adapter = make(work.model, work.recipe, settings, work.parts["adapt"], work.ledger)
     if work.folder.read("adapt", _DONE) is not None:
         return _finished(work, adapter, file)
     if not _resumed(adapter, file):
         adapter.start(rows.blank)
         adapt.save_adapter(adapter, file)
-    total = -(-len(rows) // told.batch)
+    total = -(-len(rows) // settings.batch_size)
     with shown(work.progress) as report:
-        for step, (images, owners) in enumerate(rows.batches(told.batch)):
+        for step, (images, owners) in enumerate(rows.batches(settings.batch_size)):
             if step < adapter.steps:
                 continue  # of before the kill
             adapter(images, unit_ids=owners)
-            if (step + 1) % told.every == 0 or step + 1 == total:
+            if (step + 1) % settings.every == 0 or step + 1 == total:
                 adapt.save_adapter(adapter, file)
             if report is not None:
                 spent = work.parts["adapt"].spend.epsilon
-                report(f"adapting, {told.method}", step + 1, total, spent=(spent, spent))
+                report(f"adapting, {settings.method}", step + 1, total, spent=(spent, spent))
     state = {name: value.detach().cpu().contiguous() for name, value in adapter.parameters.items()}
     checkpoints.write(work.folder.stage("adapt") / _MODEL, save(state))
     work.folder.write("adapt", _DONE, {"batches": total, "unit_ids": rows.owners is not None})
@@ -72,19 +72,19 @@ def _finished(work: Work, adapter: adapt.Adapter, file: Path) -> adapt.Adapter:
     return adapter
 
 
-def make(model: nn.Module, recipe: Pipeline, told: Adapt, part: Part, ledger: Ledger) -> adapt.Adapter:
+def make(model: nn.Module, recipe: Pipeline, settings: Adapt, part: Part, ledger: Ledger) -> adapt.Adapter:
     """The adapter of a recipe."""
-    adapter: adapt.Adapter = MAKERS[told.method](
+    adapter: adapt.Adapter = MAKERS[settings.method](
         model,
-        privacy=form_of(recipe, told, part),
-        batch_size=told.batch,
-        lr=told.lr,
-        momentum=told.momentum,
-        scheme=told.scheme,
+        privacy=form_of(recipe, settings, part),
+        batch_size=settings.batch_size,
+        lr=settings.lr,
+        momentum=settings.momentum,
+        scheme=settings.scheme,
         ledger=ledger,
         subject=part.subjects[0],
         unit=recipe.budget.unit,
-        lease=told.every,
+        lease=settings.every,
     )
     return adapter
 
@@ -107,10 +107,10 @@ def _facts(file: Path) -> dict[str, Any]:
     return checkpoints.unpack("adapter", 1, file)[1]
 
 
-def rehearse(model: nn.Module, recipe: Pipeline, told: Adapt, part: Part, blank: torch.Tensor) -> None:
+def rehearse(model: nn.Module, recipe: Pipeline, settings: Adapt, part: Part, blank: torch.Tensor) -> None:
     """One batch of blank rows through the same adapter on a ledger in memory: what cannot work shows here."""
     ledger = Ledger("sqlite://")
     part.declare(ledger, recipe)
-    adapter = make(model, recipe, told, part, ledger)
-    rows = blank.expand(told.batch, *blank.shape[1:]).contiguous()
-    adapter(rows, unit_ids=list(range(told.batch)) if recipe.budget.unit != "sample" else None)
+    adapter = make(model, recipe, settings, part, ledger)
+    rows = blank.expand(settings.batch_size, *blank.shape[1:]).contiguous()
+    adapter(rows, unit_ids=list(range(settings.batch_size)) if recipe.budget.unit != "sample" else None)

@@ -40,13 +40,13 @@ class Part:
         """Open the subjects; in the plan mode the stage does so itself, for the plan is its own list of events."""
         if self.mode is Mode.PLAN:
             return
-        told = recipe.budget
+        terms = recipe.budget
         for place, name in enumerate(self.subjects):
             ledger.subject(
                 name,
                 self.budget,
-                unit=told.unit,
-                neighbours=told.neighbours,
+                unit=terms.unit,
+                neighbours=terms.neighbours,
                 mode=self.mode,
                 order=self.order,
                 disjoint_from=self.subjects[:place],

@@ -106,7 +106,13 @@ def _columns(recipe: Pipeline, data: Images | Texts | Video, first: str, *, labe
     names = [first, *([data.label] if labelled else []), *(each for each in (data.unit_ids, data.source) if each)]
     if data.table is None:
         raise Refusal("There is no table to read.")
-    return sets.read_columns(recipe.path(data.table), names)
+    columns = sets.read_columns(recipe.path(data.table), names)
+    if data.unit_ids is not None and not all(owner.strip() for owner in columns[data.unit_ids]):
+        raise Refusal(f"{data.table}: some rows have nothing in the column {data.unit_ids!r}: say whose each row is.")
+    files = columns[first]
+    if labelled and not isinstance(data, Texts) and len(set(files)) < len(files):
+        raise Refusal(f"{data.table}: some files are named in several lines: each has one line, label and owner.")
+    return columns
 
 
 def _labels(data: Images | Texts | Video, columns: dict[str, list[str]], rows: int) -> list[int]:
@@ -164,7 +170,7 @@ def _texts(recipe: Pipeline, data: Texts, built: Built, unit: str | None, *, lab
         records=records,
         inputs=records.read,
         labels=records.labels(),
-        blank=records.made_up().inputs,
+        blank=records.synthetic().inputs,
         owners=columns.get(data.unit_ids or ""),
         sources=columns.get(data.source or ""),
     )
@@ -180,6 +186,11 @@ def _video(recipe: Pipeline, data: Video, unit: str | None, *, labelled: bool, s
         "stride": data.stride,
         "size": data.size,
         "colour": data.colour,
+        "fps": data.fps,
+        "mean": data.mean,
+        "std": data.std,
+        "layout": data.axes,
+        "index": None if data.index is None else recipe.path(data.index),
         "strict": True,
     }
     columns: dict[str, list[str]] = {}
@@ -221,8 +232,8 @@ def _embedded(data: Embedded, unit: str | None, shown: Shown) -> Loaded:
         images = sets.shifts.corrupt(images, data.shift, data.severity, seed=0)
     pixels = images.float() / 255
     table = TensorRecords(pixels, labels, augment=shown.augment)
-    dealt = [f"source-{place % data.sources + 1}" for place in range(len(labels))]
-    return Loaded(records=table, inputs=table.read, labels=labels, blank=torch.zeros(1, 1, 28, 28), sources=dealt)
+    sources = [f"ward-{place % data.sources + 1}" for place in range(len(labels))]
+    return Loaded(records=table, inputs=table.read, labels=labels, blank=torch.zeros(1, 1, 28, 28), sources=sources)
 
 
 class OneTensor(nn.Module):

@@ -66,9 +66,21 @@ def opened(recipe: Pipeline, out: Path) -> Iterator[Folder]:
             checkpoints.write(state, json.dumps(known).encode())
             yield Folder(out=out, run=known["run"], new=True)
             return
+        if known["recipe"] != name and not _begun(stages):
+            known["recipe"] = name  # the earlier recipe was refused: nothing of it was kept
+            checkpoints.write(state, json.dumps(known).encode())
         if known["recipe"] != name:
             raise ValueError(
                 f"{out} holds a run of another recipe (or of this one before it was changed): put the recipe back to "
                 "go on with it, or give another folder with --out."
             )
         yield Folder(out=out, run=known["run"], new=False)
+
+
+def _begun(stages: Path) -> bool:
+    """Whether any stage has written anything.
+
+    If none has, whatever may have been charged for this run stays charged: its id is the same, and the ledger refuses
+    what its budget does not pay for.
+    """
+    return any(file.is_file() for folder in stages.iterdir() if folder.is_dir() for file in folder.iterdir())

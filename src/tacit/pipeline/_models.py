@@ -35,53 +35,57 @@ def build(recipe: Pipeline) -> Built:
     Raises:
         ValueError: There is no such model; the sentence says what was looked for.
     """
-    told = recipe.model
-    if told is None:
+    settings = recipe.model
+    if settings is None:
         raise ValueError("This recipe has no [model].")
     stages = [stage.data for stage in (recipe.adapt, recipe.calibrate) if stage is not None]
     data = next((one for one in (recipe.data, *stages) if one is not None), None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
-        made = _made(recipe, told, texts=isinstance(data, Texts), classes=count_of(getattr(data, "classes", 2)))
-    if told.weights is not None:
-        _fill(made.model, recipe.path(told.weights))
+        made = _made(recipe, settings, texts=isinstance(data, Texts), classes=count_of(getattr(data, "classes", 2)))
+    if settings.weights is not None:
+        _fill(made.model, recipe.path(settings.weights))
     if isinstance(data, Images):
         made = replace(made, shape=_shape(data, made.shape))
     made.model.eval()
     return made
 
 
-def _made(recipe: Pipeline, told: Model, *, texts: bool, classes: int) -> Built:
-    kind, _, rest = told.name.partition(":")
-    place = recipe.path(Path(told.name))
-    if told.name == "embedded":
+def _made(recipe: Pipeline, settings: Model, *, texts: bool, classes: int) -> Built:
+    kind, _, rest = settings.name.partition(":")
+    place = recipe.path(Path(settings.name))
+    if settings.name == "embedded":
         return Built(model=embedded(), shape=ImageShape(channels=1, height=28, width=28))
     if kind == "timm":
-        return _timm(told, rest)
+        return _timm(settings, rest)
     if kind == "transformers":
         inside = recipe.path(Path(rest))
         name = str(inside) if inside.is_dir() else rest
-        return _texts(name, told, classes) if texts else _pictures(name)
+        return _texts(name, settings, classes) if texts else _pictures(name)
     if kind == "package" or place.is_dir():
-        return _texts(told.name if kind == "package" else str(place), told, classes) if texts else _pictures(str(place))
+        return (
+            _texts(settings.name if kind == "package" else str(place), settings, classes)
+            if texts
+            else _pictures(str(place))
+        )
     if place.is_file():
         return Built(model=load_net(place))
     if kind == "small":
-        model = load(told.name).model
+        model = load(settings.name).model
         return Built(model=model, shape=ImageShape(height=32, width=32))
-    return Built(model=_own(recipe, told.name, kind, rest))
+    return Built(model=_own(recipe, settings.name, kind, rest))
 
 
-def _timm(told: Model, name: str) -> Built:
+def _timm(settings: Model, name: str) -> Built:
     loaded = load(f"timm:{name}").model  # refuses names that timm does not have
-    if told.pretrained and told.weights is None:
+    if settings.pretrained and settings.weights is None:
         timm = importlib.import_module("timm")
         try:
             loaded = timm.create_model(name, pretrained=True)
         except Exception as error:  # whatever a hub or a network says
             reason = " ".join(str(error).split())[:150]
             raise ValueError(
-                f"The published weights of {told.name} cannot be loaded ({type(error).__name__}: {reason}). Give "
+                f"The published weights of {settings.name} cannot be loaded ({type(error).__name__}: {reason}). Give "
                 "model.weights a local file, or say model.pretrained = false."
             ) from None
     config = importlib.import_module("timm.data").resolve_model_data_config(loaded)
@@ -99,8 +103,8 @@ def _timm(told: Model, name: str) -> Built:
     return Built(model=loaded, shape=shape)
 
 
-def _texts(name: str, told: Model, classes: int) -> Built:
-    if told.pooling == "mean":
+def _texts(name: str, settings: Model, classes: int) -> Built:
+    if settings.pooling == "mean":
         model, tokenizer = text(name, classes=classes)
         return Built(model=model, tokenizer=tokenizer)
     tokenizer = tokenizer_of(name)  # refuses what is neither a folder nor in the cache
@@ -112,7 +116,7 @@ def _texts(name: str, told: Model, classes: int) -> Built:
         model = transformers.AutoModelForSequenceClassification.from_pretrained(
             name, local_files_only=True, num_labels=classes, ignore_mismatched_sizes=True
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ImportError) as error:
         raise ValueError(f"{name} cannot be loaded: {' '.join(str(error).split())[:200]}") from None
     finally:
         logs.set_verbosity(level)
@@ -125,16 +129,12 @@ def _pictures(name: str) -> Built:
     try:
         transformers = importlib.import_module("transformers")
         model = transformers.AutoModelForImageClassification.from_pretrained(name, local_files_only=True)
-        how = transformers.AutoImageProcessor.from_pretrained(name, local_files_only=True).to_dict()
+        processor = transformers.AutoImageProcessor.from_pretrained(name, local_files_only=True)
     except ImportError:
         raise ValueError("transformers models need an extra: pip install 'tacit[text]'.") from None
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{name} cannot be loaded: {' '.join(str(error).split())[:200]}") from None
-    size = how.get("crop_size") or how.get("size") or {}
-    side = size.get("height") or size.get("shortest_edge") or model.config.image_size
-    mean, std = tuple(how.get("image_mean") or (0.5,)), tuple(how.get("image_std") or (0.5,))
-    channels = getattr(model.config, "num_channels", 3)
-    shape = ImageShape(channels=channels, height=side, width=size.get("width") or side, mean=mean, std=std)
+    shape = ImageShape.of(processor)
     return Built(model=model, shape=shape)
 
 

@@ -7,13 +7,15 @@ from typing import Any, Literal
 
 from tacit import recipes
 from tacit.models import adapters_of, save_weights
-from tacit.pipeline._run import Outcome
+from tacit.pipeline._run import PipelineResult
 from tacit.report import Cell, Column, Section, Table, write_run
 
 MODEL = "model"
 
 
-def write(outcome: Outcome, *, before: Sequence[Section] = (), more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def write(
+    outcome: PipelineResult, *, before: Sequence[Section] = (), more: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Write everything; returns what `run.json` says.
 
     Args:
@@ -39,7 +41,7 @@ def write(outcome: Outcome, *, before: Sequence[Section] = (), more: Mapping[str
     )
 
 
-def _save(outcome: Outcome, title: str) -> None:
+def _save(outcome: PipelineResult, title: str) -> None:
     """The model as the last stage left it, by that stage's own function; the temperature is folded into its head."""
     folder = outcome.out / MODEL
     form: Literal["plain", "state_dict"] = "state_dict" if adapters_of(outcome.model) else "plain"
@@ -47,7 +49,7 @@ def _save(outcome: Outcome, title: str) -> None:
     if result is not None:
         calibrated = result.wrap(outcome.model)
         try:
-            calibrated.save(folder, merge=result.confidences is None, inputs=outcome.blank, title=title)
+            calibrated.save(folder, merge=result.only_temperature, inputs=outcome.blank, title=title)
         except ValueError:  # of a model whose logits are not its head's output: the temperature goes beside it
             calibrated.save(folder, merge=False, title=title)
         if outcome.tokenizer is not None:
@@ -60,7 +62,7 @@ def _save(outcome: Outcome, title: str) -> None:
         save_weights(outcome.model, folder, format=form, tokenizer=outcome.tokenizer)
 
 
-def plan_table(outcome: Outcome) -> Table:
+def plan_table(outcome: PipelineResult) -> Table:
     """What each stage was allowed to spend."""
     rows: list[list[Cell]] = [
         [line.stage, line.data, line.what, line.epsilon, line.share] for line in outcome.plan.lines
@@ -70,7 +72,7 @@ def plan_table(outcome: Outcome) -> Table:
     return Table("The plan", columns, rows, note=note)
 
 
-def sections(outcome: Outcome) -> list[Section]:
+def sections(outcome: PipelineResult) -> list[Section]:
     """One section per stage."""
     found = [Section("The budget", tables=[plan_table(outcome)])]
     fitted, tuned, adapter, result = outcome.fitted, outcome.tuned, outcome.adapter, outcome.result
@@ -101,19 +103,19 @@ def sections(outcome: Outcome) -> list[Section]:
     return found
 
 
-def _audited(outcome: Outcome) -> Section:
+def _audited(outcome: PipelineResult) -> Section:
     """What attacks found beside what was claimed."""
     findings = [each for each in outcome.findings if not isinstance(each, str)]
     rows: list[list[Cell]] = [[each.name, each.measure, each.claimed, each.measured, each.trials] for each in findings]
     columns = ("release", "measure", Column("claimed", ".4g"), Column("found, at least", ".4g"), Column("trials", ",d"))
-    text = "Every kind of release was attacked again on made-up neighbouring inputs: what an attacker finds is a lower "
+    text = "Every kind of release was attacked on synthetic neighbouring inputs: what an attacker finds is a lower "
     text += "bound, and lies below the claim.\n\n" + "\n".join(
         f"- {each}" for each in outcome.findings if isinstance(each, str)
     )
     return Section("Audit", text, tables=[Table("Found and claimed", columns, rows)])
 
 
-def facts(outcome: Outcome) -> dict[str, Any]:
+def facts(outcome: PipelineResult) -> dict[str, Any]:
     """Released values and settings, for `run.json`."""
     found: dict[str, Any] = {"plan": outcome.plan.to_json()}
     if outcome.shape:
@@ -140,20 +142,20 @@ def facts(outcome: Outcome) -> dict[str, Any]:
     return found
 
 
-def assumptions(outcome: Outcome) -> list[str]:
+def assumptions(outcome: PipelineResult) -> list[str]:
     """What the guarantee rests on."""
-    told = outcome.recipe.budget
-    found = [f"one {told.unit} per person: somebody with several has a guarantee for a group of that size"]
+    budget = outcome.recipe.budget
+    found = [f"one {budget.unit} per person: somebody with several has a guarantee for a group of that size"]
     if outcome.fitted is not None:
         found += outcome.fitted.assumptions
     if outcome.adapter is not None:
         found += outcome.adapter.assumptions
     if outcome.recipe.calibrate is not None:
-        found.append(f"no {told.unit} is in two sources of the recalibration: they count as disjoint")
+        found.append(f"no {budget.unit} is in two sources of the recalibration: they count as disjoint")
     return list(dict.fromkeys(found))
 
 
-def not_covered(outcome: Outcome) -> list[str]:
+def not_covered(outcome: PipelineResult) -> list[str]:
     """What the guarantee says nothing about."""
     found = []
     if outcome.recipe.pretrain is not None:

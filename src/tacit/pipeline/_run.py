@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tacit import audit, recipes
+from tacit._curator import Curator, as_curator
 from tacit._refusals import Refusal, attempt
 from tacit.adapt import Adapter
 from tacit.calibrate import Result
@@ -21,22 +22,22 @@ from tacit.pipeline._budget import split
 from tacit.pipeline._folder import Folder, opened
 from tacit.pipeline._ledger import RunLedger
 from tacit.pipeline._models import Built, build
-from tacit.pipeline._plan import Plan, plan
+from tacit.pipeline._plan import PipelinePlan, plan
 from tacit.pipeline._schema import Calibrate, Embedded, Images, Outputs, Pipeline, Texts, count_of
 from tacit.pipeline._stages import Work
 from tacit.privacy import Guarantee, Ledger
 from tacit.recipes import Progress
 
-_UNREADABLE = "The data cannot be read. Nothing was charged. What went wrong may reveal rows: see curator.error."
+_UNREADABLE = "The data cannot be read. Nothing was charged. What went wrong may reveal rows: see curator=."
 
 
 @dataclass(kw_only=True)
-class Outcome:
+class PipelineResult:
     """What a run came to; everything here is public or was released."""
 
     recipe: Pipeline
     out: Path
-    plan: Plan
+    plan: PipelinePlan
     ledger: Ledger = field(repr=False)
     model: Any = field(repr=False, default=None)
     shape: str = ""  # how images are shown to the model
@@ -47,7 +48,7 @@ class Outcome:
     result: Result | None = None
     findings: list[audit.Finding | str] = field(default_factory=list)  # of the audit
     tokenizer: Any = field(repr=False, default=None)
-    blank: Any = field(repr=False, default=None)  # made-up rows that the model takes
+    blank: Any = field(repr=False, default=None)  # synthetic rows that the model takes
 
     @property
     def total(self) -> Guarantee:
@@ -71,16 +72,16 @@ def run(
     out: str | Path,
     *,
     progress: Progress | bool = False,
-    curator: object = None,
+    curator: Curator | None = None,
     after: Callable[[str, torch.nn.Module], None] | None = None,
-) -> Outcome:
+) -> PipelineResult:
     """Carry out a recipe; call it again after a kill, and it goes on.
 
     Args:
         recipe: What `read` returned.
         out: The folder of results and checkpoints.
         progress: True shows a bar.
-        curator: Told of what went wrong with private rows (`tacit.refusals`); nobody else is.
+        curator: Called with a `tacit.ErrorEvent` if private rows cannot be read.
         after: Called after each stage with its name and the model, which is released: to score it on public data.
 
     Returns:
@@ -92,13 +93,26 @@ def run(
 
     Formal guarantee: the ledger's total over all data sets, at most the recipe's budget. Everything that can fail
     because of settings or data is tried before the first charge: the model is built, the data are read, and each stage
-    runs on made-up rows.
+    runs on synthetic rows.
     """
+    return carry_out(recipe, out, _load, progress=progress, curator=as_curator(curator, "pipeline.run"), after=after)
+
+
+def carry_out(
+    recipe: Pipeline,
+    out: str | Path,
+    load: Callable[[Pipeline, Built], dict[str, _data.Loaded]],
+    *,
+    progress: Progress | bool = False,
+    curator: Curator | None = None,
+    after: Callable[[str, torch.nn.Module], None] | None = None,
+) -> PipelineResult:
+    """`run` on the data that ``load`` gives, by the stage that asks for it; an audit brings data of its own."""
     made = plan(recipe)
     with opened(recipe, Path(out)) as folder:
         built = build(recipe) if recipe.model is not None else Built(model=torch.nn.Identity())
         parts = {part.stage: part for part in split(recipe)}
-        loaded = attempt(_load, recipe, built, sentence=_UNREADABLE, curator=curator)
+        loaded = attempt(load, recipe, built, sentence=_UNREADABLE, curator=curator)
         ledger = RunLedger(f"sqlite:///{recipe.path(recipe.budget.ledger)}", folder.run)
         _refuse_spent(ledger, folder, [name for part in parts.values() for name in part.subjects])
         work = Work(
@@ -114,7 +128,7 @@ def run(
         rehearse(work)
         for part in parts.values():
             part.declare(ledger, recipe)
-        outcome = Outcome(recipe=recipe, out=Path(out), plan=made, ledger=ledger, shape=str(built.shape or ""))
+        outcome = PipelineResult(recipe=recipe, out=Path(out), plan=made, ledger=ledger, shape=str(built.shape or ""))
         outcome.tokenizer = built.tokenizer
         outcome.blank = next((rows.blank for rows in loaded.values() if rows.blank is not None), None)
         _stages_in_order(work, outcome, after)
@@ -122,7 +136,7 @@ def run(
         return outcome
 
 
-def _stages_in_order(work: Work, outcome: Outcome, after: Callable[[str, torch.nn.Module], None] | None) -> None:
+def _stages_in_order(work: Work, outcome: PipelineResult, after: Callable[[str, torch.nn.Module], None] | None) -> None:
     recipe = work.recipe
     tell = after or _nothing
     if recipe.pretrain is not None:
@@ -139,7 +153,7 @@ def _stages_in_order(work: Work, outcome: Outcome, after: Callable[[str, torch.n
     if recipe.adapt is not None:
         outcome.adapter = _adapting.run_adapt(work, recipe.adapt)
         tell("adapt", work.model)
-        outcome.batches = -(-len(work.loaded["adapt"]) // recipe.adapt.batch)
+        outcome.batches = -(-len(work.loaded["adapt"]) // recipe.adapt.batch_size)
     if recipe.calibrate is not None:
         outcome.result = _stages.run_calibrate(work, recipe.calibrate)
     if recipe.audit is not None:
@@ -147,7 +161,7 @@ def _stages_in_order(work: Work, outcome: Outcome, after: Callable[[str, torch.n
 
 
 def _nothing(stage: str, model: torch.nn.Module) -> None:
-    """What is done after a stage if nobody asks for anything."""
+    """No-op: what is done after a stage by default."""
     del stage, model
 
 
@@ -172,14 +186,14 @@ def _load(recipe: Pipeline, built: Built) -> dict[str, _data.Loaded]:
     return found
 
 
-def _check_sources(told: Calibrate, data: Images | Texts | Embedded, rows: _data.Loaded) -> None:
+def _check_sources(settings: Calibrate, data: Images | Texts | Embedded, rows: _data.Loaded) -> None:
     """Every row is of a source that the recipe names, and no unit is in two of them: they count as disjoint."""
     if rows.sources is None:
-        if isinstance(data, Embedded) or len(told.sources) > 1:
+        if isinstance(data, Embedded) or len(settings.sources) > 1:
             raise Refusal("[calibrate] has several sources: name the column that says whose each row is, data.source.")
-        object.__setattr__(rows, "sources", [told.sources[0]] * len(rows))
+        object.__setattr__(rows, "sources", [settings.sources[0]] * len(rows))
         return
-    if set(rows.sources) != set(told.sources):
+    if set(rows.sources) != set(settings.sources):
         raise Refusal("The rows of [calibrate] are of other sources than calibrate.sources names: list them all.")
     if rows.owners is not None and len(set(zip(rows.owners, rows.sources, strict=True))) > len(set(rows.owners)):
         raise Refusal(
@@ -202,7 +216,7 @@ def _refuse_spent(ledger: Ledger, folder: Folder, subjects: list[str]) -> None:
 
 
 def rehearse(work: Work) -> None:
-    """The stages after the first on made-up rows, with a copy of the model and ledgers in memory."""
+    """The stages after the first on synthetic rows, with a copy of the model and ledgers in memory."""
     recipe = work.recipe
     if recipe.adapt is None and (recipe.calibrate is None or isinstance(recipe.calibrate.data, Outputs)):
         return

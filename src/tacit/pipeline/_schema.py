@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from tacit._deprecation import renamed_fields
 from tacit.privacy import Budget as Total
 from tacit.privacy import Neighbours, Unit
 
@@ -80,13 +81,17 @@ class Video:
     stride: int = 2
     size: int | None = None
     colour: bool = True
+    fps: float | None = None  # frames a second that every video is brought to
+    mean: tuple[float, ...] = (0.0,)  # of values in [0, 1], per channel
+    std: tuple[float, ...] = (1.0,)
+    axes: Literal["TC", "CT"] = "TC"  # frames before channels, or channels before frames
+    index: Path | None = None  # keeps what is known of the files; private
 
     def __post_init__(self) -> None:
         check_classes(self.classes)
-        if self.layout in ("ucf101", "hmdb51") and self.split is None:
-            raise ValueError(f"the layout {self.layout} needs split, its split file or the folder of these.")
-        if self.layout == "table" and self.table is None:
-            raise ValueError("the layout table needs table, a CSV file.")
+        needed = "table, a CSV file" if self.layout == "table" else "split, its split file or the folder of these"
+        if self.layout != "folder" and (self.table if self.layout == "table" else self.split) is None:
+            raise ValueError(f"the layout {self.layout} needs {needed}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +131,7 @@ class Embedded:
     stop: int | None = None
     shift: str | None = None  # of tacit.data.shifts
     severity: int = 3
-    sources: int = 1  # dealt to so many sources in turn
+    sources: int = 1  # assigned to so many sources in turn
     relabel: tuple[int, ...] | None = None  # the new label of each of the ten classes; -1: left out
 
     @property
@@ -158,6 +163,11 @@ class Budget:
         if not math.isfinite(self.epsilon) or self.epsilon <= 0 or self.delta == 0:
             raise ValueError("a pipeline needs an epsilon that is finite and above 0, and a delta above 0.")
         _positive(size=self.size)
+        if self.delta > 0.01 or (self.size is not None and self.delta * self.size >= 1):
+            raise ValueError(
+                f"a delta of {self.delta:g} is no protection: with that probability anything may happen. Take one well "
+                f"below one over the number of {self.unit}s."
+            )
 
     @property
     def total(self) -> Total:
@@ -179,6 +189,7 @@ class Spending:
             raise ValueError(f"share is a part of the budget, above 0 and at most 1; got {self.share:g}.")
 
 
+@renamed_fields(batch="batch_size")
 @dataclass(frozen=True, kw_only=True)
 class Pretrain:
     """Public training; charges nothing, and `public = true` says that its data needs no protection."""
@@ -188,7 +199,7 @@ class Pretrain:
     method: Literal["standard", "sam", "amp", "dpadapter"] = "standard"
     epochs: int = 10
     steps: int | None = None
-    batch: int = 50
+    batch_size: int = 50
     rule: Literal["sgd", "adamw"] = "sgd"
     lr: float = 0.1
     momentum: float = 0.9
@@ -203,7 +214,7 @@ class Pretrain:
     def __post_init__(self) -> None:
         if not self.public:
             raise ValueError("pretraining protects nobody: its data must be public = true, or fine-tuned on instead.")
-        _positive(epochs=self.epochs, steps=self.steps, batch=self.batch, lr=self.lr, every=self.every)
+        _positive(epochs=self.epochs, steps=self.steps, batch_size=self.batch_size, lr=self.lr, every=self.every)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +234,7 @@ class Tune(Spending):
         _positive(trials=self.trials)
 
 
+@renamed_fields(batch="batch_size")
 @dataclass(frozen=True, kw_only=True)
 class Finetune(Spending):
     """Private fine-tuning on [data]: the arguments of `finetune.fit`."""
@@ -230,7 +242,7 @@ class Finetune(Spending):
     scheme: str = "selective"
     optimizer: Literal["dpgd", "dpsgd", "adpclip", "dpzo"] = "dpgd"
     steps: int = 30
-    batch: int | None = None  # expected size of a Poisson batch; for all but dpgd
+    batch_size: int | None = None  # expected size of a Poisson batch; for all but dpgd
     lr: float = 0.5
     momentum: float = 0.9
     clip: float = 1.0
@@ -248,22 +260,30 @@ class Finetune(Spending):
     def __post_init__(self) -> None:
         super().__post_init__()
         _positive(
-            steps=self.steps, batch=self.batch, lr=self.lr, clip=self.clip, every=self.every, rows_each=self.rows_each
+            steps=self.steps,
+            batch_size=self.batch_size,
+            lr=self.lr,
+            clip=self.clip,
+            every=self.every,
+            rows_each=self.rows_each,
         )
-        if (self.batch is None) != (self.optimizer == "dpgd"):
-            need = "every unit takes part in every step of dpgd: leave batch out."
-            raise ValueError(need if self.batch else f"{self.optimizer} needs batch, the expected size of a batch.")
+        if (self.batch_size is None) != (self.optimizer == "dpgd"):
+            need = "every unit takes part in every step of dpgd: leave batch_size out."
+            raise ValueError(
+                need if self.batch_size else f"{self.optimizer} needs batch_size, the expected size of a batch."
+            )
         if (self.evaluate is not None) != self.evaluate_public:
-            raise ValueError("evaluate is scored without noise: say evaluate_public = true if that data is public.")
+            raise ValueError("evaluate is scored without noise: give evaluate_public = true if that data is public.")
 
 
+@renamed_fields(batch="batch_size")
 @dataclass(frozen=True, kw_only=True)
 class Adapt(Spending):
     """Private test-time adaptation to an unlabelled stream: the rows of `data`, in the order of its table."""
 
     data: Images | Embedded
     method: Literal["tent", "eata", "sar", "deyo", "come"] = "tent"
-    batch: int = 64
+    batch_size: int = 64
     lr: float = 0.005
     momentum: float = 0.9
     clip: float = 1.0
@@ -277,7 +297,9 @@ class Adapt(Spending):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _positive(batch=self.batch, lr=self.lr, clip=self.clip, contributions=self.contributions, every=self.every)
+        _positive(
+            batch_size=self.batch_size, lr=self.lr, clip=self.clip, contributions=self.contributions, every=self.every
+        )
         if self.noise == "correlated" and self.size is None:
             raise ValueError("correlated noise needs size, the public number of rows of the stream.")
 
@@ -306,7 +328,7 @@ class Calibrate(Spending):
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """An attack on every kind of release that was charged, on made-up inputs; it reads no data and charges nothing."""
+    """An attack on every kind of release that was charged, on synthetic inputs; reads no data, charges nothing."""
 
     trials: int = 20_000
 
@@ -339,7 +361,7 @@ class Pipeline:
         if self.finetune is not None and self.data is None:
             raise ValueError("[finetune] needs [data], the private data to train on.")
         if self.tune is not None and self.finetune is not None:
-            self._check_search(self.finetune)
+            self._check_search(self.finetune, alone=self.adapt is None and self.calibrate is None)
         alone = self.calibrate is not None and isinstance(self.calibrate.data, Outputs)
         if self.model is None and not (alone and self.finetune is None and self.adapt is None):
             raise ValueError("[model] is missing: name the model.")
@@ -351,9 +373,13 @@ class Pipeline:
             raise ValueError("under add-remove the number of units is private: say budget.size, the public number.")
 
     @staticmethod
-    def _check_search(finetune: Finetune) -> None:
-        if finetune.optimizer != "dpgd":
-            raise ValueError("[tune] searches for dpgd: leave finetune.optimizer out, or [tune].")
+    def _check_search(finetune: Finetune, *, alone: bool) -> None:
+        if finetune.optimizer != "dpgd" and not alone:
+            raise ValueError(
+                f"the trials of [tune] with {finetune.optimizer} compose only as a list that is fixed before the first "
+                "of them, and later stages depend on what it found: take dpgd, or run [adapt] and [calibrate] from a "
+                "recipe of their own."
+            )
         if finetune.epsilon is not None or finetune.share is not None:
             raise ValueError("[tune] pays for the search and its last run: put epsilon or share there.")
 

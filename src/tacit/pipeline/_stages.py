@@ -42,58 +42,58 @@ class Work:
         return self.recipe.budget.size
 
 
-def run_pretrain(work: Work, told: Pretrain) -> nn.Module:
+def run_pretrain(work: Work, settings: Pretrain) -> nn.Module:
     """Public training, resumed from its checkpoint."""
     rows = work.loaded["pretrain"]
-    classes = count_of(told.data.classes)
+    classes = count_of(settings.data.classes)
     if head_of(work.model)[1].out_features != classes:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(told.seed)
+            torch.manual_seed(settings.seed)
             work.model = with_head(work.model, classes, zero=False)
     return pretrain.fit(
         work.model,
         rows.records,
-        public=told.public,
-        method=told.method,
-        radius=told.radius,
-        perturb_batch=told.perturb_batch,
-        perturb_lr=told.perturb_lr,
-        epochs=told.epochs,
-        steps=told.steps,
-        batch=told.batch,
-        rule=told.rule,
-        lr=told.lr,
-        momentum=told.momentum,
-        weight_decay=told.weight_decay,
-        decay=told.decay,
-        seed=told.seed,
+        public=settings.public,
+        method=settings.method,
+        radius=settings.radius,
+        perturb_batch=settings.perturb_batch,
+        perturb_lr=settings.perturb_lr,
+        epochs=settings.epochs,
+        steps=settings.steps,
+        batch_size=settings.batch_size,
+        rule=settings.rule,
+        lr=settings.lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        decay=settings.decay,
+        seed=settings.seed,
         checkpoint=work.folder.stage("pretrain") / "checkpoint.safetensors",
-        every=told.every,
+        every=settings.every,
         progress=work.progress,
     )
 
 
-def run_finetune(work: Work, told: Finetune) -> finetune.Fitted:
+def run_finetune(work: Work, settings: Finetune) -> finetune.Fitted:
     """Private fine-tuning, resumed from its checkpoint: lost steps are replayed with the same noise."""
     part, rows = work.parts["finetune"], work.loaded["data"]
     return finetune.fit(
         work.model,
         rows.records,
-        optimizer=optimizer_of(told),
+        optimizer=optimizer_of(settings),
         epsilon=part.spend.epsilon,
         delta=part.spend.delta,
-        scheme=told.scheme,
+        scheme=settings.scheme,
         size=work.size,
         neighbours=work.recipe.budget.neighbours,
         classes=_classes(work),
-        head=told.head,
-        bias=told.bias,
+        head=settings.head,
+        bias=settings.bias,
         ledger=work.ledger,
         subject=part.subjects[0],
         evaluate=evaluation(work),
         checkpoint=work.folder.stage("finetune") / "checkpoint.safetensors",
-        every=told.every,
-        microbatch=told.microbatch,
+        every=settings.every,
+        microbatch=settings.microbatch,
         progress=work.progress,
     )
 
@@ -108,28 +108,28 @@ def _classes(work: Work) -> int:
     return count_of(getattr(work.recipe.data, "classes", 2))
 
 
-def run_calibrate(work: Work, told: Calibrate) -> calibrate.Result:
+def run_calibrate(work: Work, settings: Calibrate) -> calibrate.Result:
     """Recalibration; answers that were given before a kill are not asked, or charged, again."""
     part = work.parts["calibrate"]
     for subject in part.subjects:
         calibrate.reopen(work.ledger, subject)
-    sources = sources_of(work, told, part)
-    result = calibrator_of(told, part).run(sources, run_id=f"run-{work.folder.run}")
+    sources = sources_of(work, settings, part)
+    result = calibrator_of(settings, part).run(sources, run_id=f"run-{work.folder.run}")
     work.folder.write("calibrate", "result.json", result.to_json())
     return result
 
 
-def calibrator_of(told: Calibrate, part: Part) -> calibrate.Calibrator:
+def calibrator_of(settings: Calibrate, part: Part) -> calibrate.Calibrator:
     """Who asks."""
-    ends = {} if told.method == "histogram" else {"low": told.low, "high": told.high}
-    method = calibrate.METHODS[told.method](**ends)
-    return calibrate.Calibrator(budget=part.spend, method=method, cautious=told.cautious)
+    ends = {} if settings.method == "histogram" else {"low": settings.low, "high": settings.high}
+    method = calibrate.METHODS[settings.method](**ends)
+    return calibrate.Calibrator(budget=part.spend, method=method, cautious=settings.cautious)
 
 
-def sources_of(work: Work, told: Calibrate, part: Part) -> list[calibrate.Source]:
+def sources_of(work: Work, settings: Calibrate, part: Part) -> list[calibrate.Source]:
     """One source for each name, each a subject of the run's ledger."""
     found = []
-    for place, (name, subject) in enumerate(zip(told.sources, part.subjects, strict=True)):
+    for place, (name, subject) in enumerate(zip(settings.sources, part.subjects, strict=True)):
         budget = work.recipe.budget
         how: dict[str, Any] = {
             "budget": part.budget,
@@ -137,11 +137,11 @@ def sources_of(work: Work, told: Calibrate, part: Part) -> list[calibrate.Source
             "subject": subject,
             "unit": budget.unit,
             "neighbours": budget.neighbours,
-            "size": None if told.sizes is None else told.sizes[place],
+            "size": None if settings.sizes is None else settings.sizes[place],
         }
-        if isinstance(told.data, Outputs):
-            outputs, labels, ids = _data.load_outputs(work.recipe, told.data, name)
-            made = calibrate.Source(name, labels=labels, unit_ids=ids, **{told.data.form: outputs}, **how)
+        if isinstance(settings.data, Outputs):
+            outputs, labels, ids = _data.load_outputs(work.recipe, settings.data, name)
+            made = calibrate.Source(name, labels=labels, unit_ids=ids, **{settings.data.form: outputs}, **how)
         else:
             rows = work.loaded["calibrate"]
             places = [number for number, source in enumerate(rows.sources or []) if source == name]

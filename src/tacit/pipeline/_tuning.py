@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save
@@ -12,6 +13,7 @@ from torch import nn
 
 from tacit import _checkpoints as checkpoints
 from tacit import tune
+from tacit._refusals import Refusal, attempt
 from tacit.models import select, with_head
 from tacit.pipeline._folder import Folder
 from tacit.pipeline._optimizers import optimizer_of
@@ -20,6 +22,7 @@ from tacit.pipeline._schema import Finetune, Tune, count_of
 from tacit.pipeline._stages import Work
 from tacit.privacy import Ledger
 
+_UNREADABLE = "The data cannot be read. Nothing more was charged. Details may reveal rows: see curator=."
 _TRIALS, _RESULT, _MODEL = "trials.json", "result.json", "model.safetensors"
 
 
@@ -34,7 +37,7 @@ class Search:
     decisions: tuple[str, ...]
 
 
-def run_tune(work: Work, told: Tune, how: Finetune) -> Search:
+def run_tune(work: Work, settings: Tune, how: Finetune) -> Search:
     """Linear scaling over [data] and its final run.
 
     Formal guarantee: that of `tune.linear_scaling`. A trial leaves as its score, which is written down when the trial
@@ -44,8 +47,10 @@ def run_tune(work: Work, told: Tune, how: Finetune) -> Search:
     done = work.folder.read("tune", _RESULT)
     outputs = count_of(getattr(work.recipe.data, "classes", 2))
     if done is not None:
+        _mark(work).unlink(missing_ok=True)  # of a kill right at the end
         return _reloaded(work, how, outputs, done)
     part, rows = work.parts["tune"], work.loaded["data"]
+    _check_data(work)
     size = work.size or len(rows.records)
     trainable = tune.Finetuning(
         work.model,
@@ -57,22 +62,23 @@ def run_tune(work: Work, told: Tune, how: Finetune) -> Search:
         scheme=how.scheme,
         head=how.head,
         bias=how.bias,
+        standardise=None,  # the pipeline's model stays one that plain timm or transformers loads
     )
     found = tune.linear_scaling(
         trainable,
-        tune.Space(lr=told.lr, steps=told.steps),
+        tune.Space(lr=settings.lr, steps=settings.steps),
         part.spend,
         ledger=work.ledger,
         subject=part.subjects[0],
-        plan=search_plan(work.recipe, told, part, size),
+        plan=search_plan(work.recipe, settings, part, size),
         unit=work.recipe.budget.unit,
         neighbours=work.recipe.budget.neighbours,
         runner=_Written(work.folder, work),
-        draw_seed=told.draw_seed,
+        draw_seed=settings.draw_seed,
         progress=work.progress,
     )
-    if found.model is None or found.hyperparameters is None:
-        raise tune.RunFailed("The final run of the search failed and stays charged; there is no model.")
+    if found.hyperparameters is None:
+        raise tune.RunFailed("The search has no hyperparameters.")
     point = found.hyperparameters
     kept = {
         "lr": point.lr,
@@ -84,7 +90,25 @@ def run_tune(work: Work, told: Tune, how: Finetune) -> Search:
     checkpoints.write(work.folder.stage("tune") / _MODEL, save(state))
     work.folder.write("tune", _RESULT, kept)
     work.ledger.finish()
+    _mark(work).unlink(missing_ok=True)
     return Search(model=found.model, **_fields(kept))
+
+
+def _mark(work: Work) -> Path:
+    """The private file (0600, beside the ledger) that has the fingerprint of the data while the search runs."""
+    return checkpoints.private_folder(work.ledger, None) / f"tacit-search-{work.folder.run}.data"
+
+
+def _check_data(work: Work) -> None:
+    """Refuse to resume on other data: trials of before would be compared with trials on something else."""
+    file, found = _mark(work), attempt(work.loaded["data"].records.fingerprint, sentence=_UNREADABLE, curator=None)
+    if not file.exists():
+        checkpoints.write(file, found.encode(), 0o600)
+    elif file.read_text("utf-8") != found:
+        raise Refusal(
+            "The data is not what it was when this search began: put it back to go on, or start a new run in another "
+            "folder, with a ledger of its own."
+        )
 
 
 @dataclass(frozen=True)
@@ -97,9 +121,9 @@ class _Written:
     def __call__(self, jobs: Sequence[Any], ledger: Ledger) -> Iterator[tuple[int, tune.Trial, str]]:
         for number, job in enumerate(jobs):
             known = self.folder.read("tune", _TRIALS) or {}
-            told, point = known.get(job.note), asdict(job.hyperparameters)
-            if told is not None and told["point"] == point:
-                yield number, _trial(job, told), ""
+            settings, point = known.get(job.note), asdict(job.hyperparameters)
+            if settings is not None and settings["point"] == point:
+                yield number, _trial(job, settings), ""
                 continue
             trial, wrong = job.run(ledger)
             known[job.note] = {"point": point, "score": trial.score, "receipt": trial.receipt}
@@ -108,8 +132,14 @@ class _Written:
             yield number, trial, wrong
 
 
-def _trial(job: Any, told: dict[str, Any]) -> tune.Trial:
-    return tune.Trial(hyperparameters=job.hyperparameters, mu=job.mu, score=told["score"], receipt=told["receipt"])
+def _trial(job: Any, settings: dict[str, Any]) -> tune.Trial:
+    return tune.Trial(
+        hyperparameters=job.hyperparameters,
+        mu=job.mu,
+        score=settings["score"],
+        receipt=settings["receipt"],
+        score_noise=1 / (job.mu_score * job.size),
+    )
 
 
 def _optimizer(how: Finetune, point: tune.Hyperparameters) -> Any:

@@ -1,4 +1,4 @@
-"""Recipes: a life of a model as TOML, read into frozen dataclasses.
+"""Recipes: settings of a run as TOML, read into frozen dataclasses.
 
 A recipe names its kind; everything else in it is a field of that kind's dataclass:
 
@@ -29,6 +29,8 @@ from enum import Enum
 from pathlib import Path, PurePath
 from typing import Any, Literal, Protocol, Union
 
+from tacit._deprecation import earlier_names, warn_renamed
+
 
 class RecipeError(ValueError):
     """A recipe that cannot be run as it is; the message says where and why."""
@@ -52,7 +54,7 @@ def read(path: Path | str, kinds: Mapping[str, type]) -> tuple[str, Any]:
 
 
 def read_as(path: Path | str, cls: type) -> Any:
-    """A TOML file as an instance of one dataclass; what is wrong is told with the file and the line."""
+    """A TOML file as an instance of one dataclass; an error names the file and the line."""
     path = Path(path)
     table = _parse(path)
     try:
@@ -119,6 +121,7 @@ def _kind(path: Path, table: dict[str, Any], kinds: Collection[str]) -> str:
 def _build(cls: type, table: dict[str, Any], where: str) -> Any:
     """An instance of a dataclass from a table; ``where`` is the table's place in the file."""
     known: dict[str, Field[Any]] = {f.name: f for f in fields(cls) if f.init}
+    table = _renamed(cls, table, where)
     for key in table:
         if key not in known:
             raise _Problem(f"there is no key {key!r}{_in(where)}{nearest(key, known, 'keys')}", _join(where, key))
@@ -133,6 +136,18 @@ def _build(cls: type, table: dict[str, Any], where: str) -> Any:
         blamed = _blame(cls, given, known)
         place = _join(where, blamed) if blamed else where or "the recipe as a whole"
         raise _Problem(f"{place} is invalid: {error}", _join(where, blamed) if blamed else where) from None
+
+
+def _renamed(cls: type, table: dict[str, Any], where: str) -> dict[str, Any]:
+    """The table with keys under their names of today; an earlier one warns."""
+    found = dict(table)
+    for old, new in earlier_names(cls).items():
+        if old in found:
+            if new in found:
+                raise _Problem(f"{old} is the earlier name of {new}{_in(where)}: leave it out.", _join(where, old))
+            warn_renamed(f"The key {old}{_in(where)}", new, stacklevel=2)
+            found[new] = found.pop(old)
+    return found
 
 
 def _blame(cls: type, given: dict[str, Any], known: Mapping[str, Field[Any]]) -> str | None:
@@ -254,7 +269,7 @@ def _names(cls: type) -> tuple[str, ...]:
 
 
 def _line_of(text: str, where: str) -> int | None:
-    """The line of a key, or of its table, in a TOML file; None where it cannot be told."""
+    """The line of a key, or of its table, in a TOML file; None where it is unknown."""
     best: tuple[int, int] | None = None  # how much of the place was found, and in which line
     table, numbers = "", dict[str, int]()
     for number, line in enumerate(text.splitlines(), 1):

@@ -12,6 +12,8 @@ from tacit.report._page import Picture, Section
 from tacit.report._runs import carry_out, show
 from tacit.report._tables import Cell, Column, Spread, Table
 from tacit.report._write import Findings, write_run
+from tacit.report._write import run_files as run_files
+from tacit.report._write import write_pictures as write_pictures
 
 __all__ = [
     "About",

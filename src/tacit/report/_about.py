@@ -106,14 +106,14 @@ def card_facts(thing: Any) -> dict[str, Any]:
     if folder is not None:
         return read_json(folder / (GUARANTEE if (folder / GUARANTEE).exists() else FACTS))
     about = tell(thing)
-    _, told = run_files(
+    _, facts = run_files(
         title=about.title,
         ledgers=about.ledgers,
         facts=about.facts,
         assumptions=about.assumptions,
         not_covered=about.not_covered,
     )
-    return told
+    return facts
 
 
 def tell(thing: Any, title: str | None = None) -> About:
@@ -150,14 +150,10 @@ def _tell_result(result: Any, title: str | None) -> About:
 
 
 def _tell_calibration(result: Any, title: str | None) -> About:
-    said = [
-        f"each of the {result.sources} sources spent this from a ledger of its own: {result.queries} queries",
-        "somebody who is in several sources is charged at each of them",
-    ]
     return About(
         title=title or "a calibration",
         ledgers=[Book.of_guarantee(result.guarantee, "each source")],
-        assumptions=said,
+        assumptions=result.assumptions,
         not_covered=["what the classifier itself was trained on: it has a card of its own"],
         facts={"calibration": result.to_json()},
     )
@@ -170,11 +166,11 @@ def _tell_file(where: str | Path, title: str | None) -> About:
         if (folder / GUARANTEE).exists():
             return _tell_saved(folder, title)
         facts = read_json(folder / FACTS)
-        told = facts["privacy"]
+        privacy = facts["privacy"]
         return About(
             title=title or facts["title"],
-            ledgers=[Book.from_facts(one) for one in told["ledgers"]],
-            assumptions=told["assumptions"],
+            ledgers=[Book.from_facts(one) for one in privacy["ledgers"]],
+            assumptions=privacy["assumptions"],
             facts=facts["facts"],
         )
     if "://" not in name and path.is_file() and not path.read_bytes()[:16].startswith(_SQLITE):
@@ -185,10 +181,10 @@ def _tell_file(where: str | Path, title: str | None) -> About:
 
 def _tell_saved(folder: Path, title: str | None) -> About:
     facts = read_json(folder / GUARANTEE)
-    told = [Book.from_facts(one) for one in facts["ledgers"]]
+    books = [Book.from_facts(one) for one in facts["ledgers"]]
     promise = facts["sentence"]
-    own = "" if not told or not told[0].kept or promise == told[0].sentence else promise
-    return About(title=title or facts["title"], ledgers=told, own=own, assumptions=facts["assumptions"], facts=facts)
+    own = "" if not books or not books[0].kept or promise == books[0].sentence else promise
+    return About(title=title or facts["title"], ledgers=books, own=own, assumptions=facts["assumptions"], facts=facts)
 
 
 def _tell_checkpoint(path: Path, title: str | None) -> About:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 _MOST_PARTS = 3
-_ENDLESS = 1 << 30  # steps that nobody will ever make: a stream that is charged for them has no length of its own
+_ENDLESS = 1 << 30  # more steps than any run makes: a stream that is charged for them has no length of its own
 
 
 def event(data: dict[str, Any]) -> str:
@@ -23,12 +23,22 @@ def event(data: dict[str, Any]) -> str:
             return f"{event(inner)}, of {k:,} units drawn from {n:,}"
         case {"type": "StreamDpEvent", "noise_multiplier": noise, "steps": steps, "strategy": strategy}:
             return _stream(noise, steps, strategy, data.get("contributions", 1), data.get("blocks", 1))
+        case {"type": "CyclicPoissonDpEvent", "noise_multiplier": noise, "steps": steps, "separation": bands, **rest}:
+            return (
+                f"{steps:,} steps with noise over {bands} bands, {noise:.4g} × the bound, each unit of one of {bands} "
+                f"groups drawn with probability {rest.get('sample_rate', 1.0):g}"
+            )
         case {"type": "GaussianDpEvent", "noise_multiplier": noise}:
             return f"Gaussian noise, {noise:.4g} × the bound" if noise else "a sum without noise"
         case {"type": "LaplaceDpEvent", "noise_multiplier": noise}:
             return f"Laplace noise, {noise:.4g} × the bound" if noise else "a sum without noise"
         case {"type": "NoisyMaxDpEvent", "noise_multiplier": noise}:
             return f"a private choice of the best, noise {noise:.4g} × the bound"
+        case {"type": "SharedNoiseDpEvent", "kind": kind, "noise_multiplier": noise, "honest": honest}:
+            return (
+                f"a share of {kind.capitalize()} noise, {noise:.4g} × the bound in {honest:,} shares: holds if the "
+                f"total alone is seen (secure aggregation) and {honest:,} of those who add to it are honest"
+            )
         case {"type": "RepeatAndSelectDpEvent", "event": inner, "mean": mean}:
             return f"the best of about {mean:g} runs, each {event(inner)}"
         case {"type": "NonPrivateDpEvent"}:

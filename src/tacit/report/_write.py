@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tacit import __version__
 from tacit._files import replacing
 from tacit._json import to_plain as plain
-from tacit.privacy import Ledger
+from tacit.privacy import Ledger, right_guesses
 from tacit.report._attacked import attacked_section, attacked_text
 from tacit.report._card import CARD, FACTS, FEW, NEVER_COVERED, REPORT, card, weakest
 from tacit.report._ledger import Book, alike, heads, number, overall, overview
@@ -77,7 +77,7 @@ def write_run(
     about: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write the three files and return what ``run.json`` says; ``about`` is added to it at the top."""
-    files, told = run_files(
+    files, found = run_files(
         title=title,
         sections=sections,
         ledgers=ledgers,
@@ -88,7 +88,7 @@ def write_run(
         about=about,
     )
     write_files(out, files)
-    return told
+    return found
 
 
 def run_files(
@@ -107,7 +107,7 @@ def run_files(
     numbers = [f" {number}" for number in range(1, len(ledgers) + 1)] if len(ledgers) > 1 else [""]
     books = [Book.of(ledger, f"ledger{number}") for ledger, number in zip(ledgers, numbers, strict=False)]
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    told: dict[str, Any] = {
+    found: dict[str, Any] = {
         "title": title,
         "tacit": __version__,
         "written": now,
@@ -117,7 +117,7 @@ def run_files(
     }
     tried = [attacked_section(attacked)] if attacked else []
     if attacked:
-        told["audit"] = [finding.to_json() for finding in attacked]
+        found["audit"] = [finding.to_json() for finding in attacked]
     text = page(
         title,
         [*sections, *_ledger_sections(books), *tried, _fine_print(assumptions, not_covered, bool(books))],
@@ -128,8 +128,8 @@ def run_files(
     )
     promise = card(title=title, ledgers=books, assumptions=assumptions, not_covered=not_covered)
     promise += attacked_text(attacked) if attacked else ""
-    written = json.dumps(plain(told), indent=2, ensure_ascii=False) + "\n"
-    return {REPORT: text, CARD: promise, FACTS: written}, told
+    written = json.dumps(plain(found), indent=2, ensure_ascii=False) + "\n"
+    return {REPORT: text, CARD: promise, FACTS: written}, found
 
 
 def write_pictures(out: Path, sections: Sequence[Section]) -> list[Path]:
@@ -164,6 +164,7 @@ def _privacy(books: Sequence[Book], assumptions: Sequence[str], not_covered: Seq
         "private": bool(books) and all(book.private for book in books),
         "epsilon": one.epsilon if one else None,
         "delta": one.delta if one else None,
+        "right_of_100": right_guesses(one.epsilon, one.delta, one.mu) if one and one.private else None,
         "durable": bool(books) and all(book.durable for book in books),
         "assumptions": list(assumptions),
         "not_covered": [*not_covered, *(NEVER_COVERED if books else ())],

@@ -1,8 +1,9 @@
 """The plots of the reports. Each returns a figure of its own; nothing of matplotlib's global state changes."""
 
+from tacit._deprecation import renamed_attributes
 from tacit.report.plots._plots import (
     Bin,
-    Line,
+    Curve,
     Point,
     accuracy_against_noise,
     bars_by_shift,
@@ -14,7 +15,7 @@ from tacit.report.plots._plots import (
 
 __all__ = [
     "Bin",
-    "Line",
+    "Curve",
     "Point",
     "accuracy_against_noise",
     "bars_by_shift",
@@ -23,3 +24,5 @@ __all__ = [
     "reliability",
     "tradeoff",
 ]
+
+__getattr__ = renamed_attributes(__name__, {"Line": "Curve"})

@@ -37,7 +37,7 @@ class Bin(NamedTuple):
     weight: float
 
 
-class Line(NamedTuple):
+class Curve(NamedTuple):
     """A line, with the band between ``low`` and ``high`` around it if there are any."""
 
     x: Sequence[float]
@@ -152,7 +152,7 @@ def _reliability(above: Axes, below: Axes, name: str, bins: Sequence[Bin], colou
 
 
 def curve(
-    lines: Mapping[str, Line],
+    lines: Mapping[str, Curve],
     *,
     x_label: str,
     y_label: str,
@@ -198,5 +198,5 @@ def accuracy_against_noise(series: Mapping[str, Sequence[Noisy]], clean: Mapping
             points.insert(0, (0.0, 100 * clean[name], 0.0))
         x, y, std = zip(*points, strict=True)
         low, high = ([a + sign * b for a, b in zip(y, std, strict=True)] for sign in (-1, 1))
-        lines[name] = Line(x, y, low, high)
+        lines[name] = Curve(x, y, low, high)
     return curve(lines, x_label="deviation of the noise on the weights", y_label="accuracy (%)")

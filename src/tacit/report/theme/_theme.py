@@ -82,7 +82,7 @@ def styled() -> Any:
 
 
 def figure(width: float, height: float) -> Figure:
-    """An empty figure that belongs to nobody but its owner (pyplot does not know of it)."""
+    """An empty figure that pyplot does not know of."""
     made = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(made)
     return made
