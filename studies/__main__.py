@@ -63,11 +63,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--json", action="store_true", help="print the facts as JSON")
     run.set_defaults(do=_run)
     commands.add_parser("list", help="every recipe, its kind and its title").set_defaults(do=_list)
-    told = commands.add_parser("tables", help="the tables of finished recipes as Markdown; what was not run is empty")
-    told.add_argument("out", type=Path, help="the folder of the run")
-    told.add_argument("recipe", type=Path, nargs="+")
-    told.add_argument("--shifts", action="store_true", help="shift by shift as well")
-    told.set_defaults(do=_tables)
+    printing = commands.add_parser(
+        "tables", help="the tables of finished recipes as Markdown; what was not run is empty"
+    )
+    printing.add_argument("out", type=Path, help="the folder of the run")
+    printing.add_argument("recipe", type=Path, nargs="+")
+    printing.add_argument("--shifts", action="store_true", help="shift by shift as well")
+    printing.set_defaults(do=_tables)
     return parser
 
 

@@ -27,8 +27,8 @@ def seeds(used: Sequence[int]) -> str:
     return f"Mean and standard deviation over {count} seeds." if count > 1 else "One seed."
 
 
-def band(points: Iterable[tuple[float, float, float]]) -> plots.Line:
+def band(points: Iterable[tuple[float, float, float]]) -> plots.Curve:
     """A line through (x, mean, standard deviation), in the order of x, with a band of one standard deviation."""
     ordered = sorted(points)
     x, y = [point[0] for point in ordered], [point[1] for point in ordered]
-    return plots.Line(x, y, [mean - std for _, mean, std in ordered], [mean + std for _, mean, std in ordered])
+    return plots.Curve(x, y, [mean - std for _, mean, std in ordered], [mean + std for _, mean, std in ordered])

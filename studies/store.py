@@ -89,12 +89,12 @@ def read(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        told = json.loads(path.read_text("utf-8"))
+        stored = json.loads(path.read_text("utf-8"))
     except ValueError:
-        told = None
-    if not isinstance(told, dict):
+        stored = None
+    if not isinstance(stored, dict):
         raise damaged(path)
-    return told
+    return stored
 
 
 @contextmanager
@@ -108,10 +108,10 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def write(path: Path, told: dict[str, Any]) -> None:
+def write(path: Path, stored: dict[str, Any]) -> None:
     """Write a file that is there as a whole or not at all."""
     with replacing(path) as partial:
-        partial.write_text(json.dumps(told, indent=1), "utf-8")
+        partial.write_text(json.dumps(stored, indent=1), "utf-8")
 
 
 def damaged(path: Path) -> ValueError:

@@ -45,7 +45,7 @@ class Arm:
     delta: float = 1e-6
     noise: Literal["independent", "correlated"] = "independent"
     batch_size: int = 64
-    lr: float = 0.005
+    lr: float | Literal["auto"] = 0.005  # auto: the default that needs no tuning
     clip: float | None = None
     momentum: float = 0.9
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -83,17 +83,17 @@ class Arm:
         """What a table calls it."""
         if self.method == "source":
             return "source"
-        told = method_of(self.method).name + "".join(f" + {part}" for part in self.parts)
+        name = method_of(self.method).name + "".join(f" + {part}" for part in self.parts)
         if self.optimizer == "adam":
-            told += " + Adam"
+            name += " + Adam"
         if self.form == "original":
-            return told
+            return name
         if self.form == "clip":
             ascent = " (ascent too)" if self.ascent else ""
-            return f"{told} + {'clip' if self.clipping == 'sample' else self.clipping}{ascent}"
+            return f"{name} + {'clip' if self.clipping == 'sample' else self.clipping}{ascent}"
         version = "-v2" if self.form == "dp-v2" else ""
         correlated = ", correlated" if self.noise == "correlated" else ""
-        return f"DP-{told}{version} (eps {self.epsilon:g}{correlated})"
+        return f"DP-{name}{version} (eps {self.epsilon:g}{correlated})"
 
     def adapter(
         self,
@@ -188,7 +188,7 @@ class Grid:
     delta: float = 1e-6
     noise: tuple[Literal["independent", "correlated"], ...] = ("independent",)
     batch_size: tuple[int, ...] = (64,)
-    lr: tuple[float, ...] = (0.005,)
+    lr: tuple[float | Literal["auto"], ...] = (0.005,)
     clip: tuple[float, ...] = ()
     momentum: float = 0.9
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -208,5 +208,5 @@ class Grid:
         """Every combination, the last list running fastest."""
         lists = {each.name: getattr(self, each.name) for each in fields(self)}
         lists = {name: (None,) if value == () else value for name, value in lists.items()}
-        for told in combinations(lists | {"parts": (self.parts,)}):
-            yield Arm(**told)
+        for values in combinations(lists | {"parts": (self.parts,)}):
+            yield Arm(**values)

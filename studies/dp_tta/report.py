@@ -97,7 +97,6 @@ def overview(result: Result, setting: Setting) -> Table:
     for arm in result.arms:
         mean = result.mean(arm, setting)
         gain = None if mean is None or source is None or arm.method == "source" else mean[0] - source[0]
-        told = cell(result.means(arm, setting))
         adapted = arm.method != "source"
         rows.append(
             [
@@ -105,7 +104,7 @@ def overview(result: Result, setting: Setting) -> Table:
                 arm.batch_size,
                 arm.lr if adapted else None,
                 arm.clip,
-                told,
+                cell(result.means(arm, setting)),
                 gain,
                 _touched(result, arm, setting),
             ]

@@ -99,10 +99,10 @@ def run(study: Study, *, out: Path, progress: Progress) -> Result:
         for cell in found
         if cell.ledger is not None and cell.ledger.exists()
     }
-    return Result(study=study, outcomes={cell: Outcome(**told) for cell, told in found.items()}, ledgers=ledgers)
+    return Result(study=study, outcomes={cell: Outcome(**stored) for cell, stored in found.items()}, ledgers=ledgers)
 
 
 def read(study: Study, out: Path) -> Result:
     """What an earlier run left in its folder; nothing is computed, and what is missing stays missing."""
     found = store.known(list(dict.fromkeys(study.cells())), out / "cells")
-    return Result(study=study, outcomes={cell: Outcome(**told) for cell, told in found.items()})
+    return Result(study=study, outcomes={cell: Outcome(**stored) for cell, stored in found.items()})

@@ -9,11 +9,12 @@ from typing import Any, Literal
 from studies.grids import combinations
 from tacit.finetune import DPSGD, GEP, AdpAlloc, AdpClip, Optimizer
 from tacit.pretrain import Perturbation, Training
+from tacit.recipes import renamed_fields
 
 Start = Literal["scratch", "standard", "sam", "amp", "dpadapter"]
 Kind = Literal["dpsgd", "gep", "adpalloc", "adpclip"]
 OPTIMIZERS: dict[str, str] = {"dpsgd": "DPSGD", "gep": "GEP", "adpalloc": "AdpAlloc", "adpclip": "AdpClip"}
-SWEPT = ("radius", "perturb_batch", "batch", "reuse", "perturb_lr", "lr")
+SWEPT = ("radius", "perturb_batch", "batch_size", "reuse", "perturb_lr", "lr")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +26,14 @@ class Upstream:
 
     def passes(self, rows: int) -> int:
         """How many rows go forward and backward: what it costs."""
-        return 0 if self.perturb is None else self.perturb.passes(self.train.batch, self.train.total(rows))
+        return 0 if self.perturb is None else self.perturb.passes(self.train.batch_size, self.train.total(rows))
 
     def value(self, field: str) -> float:
         """One of its constants, by name."""
-        return float(getattr(self.train if field in ("batch", "lr") else self.perturb, field))
+        return float(getattr(self.train if field in ("batch_size", "lr") else self.perturb, field))
 
 
+@renamed_fields(batch="batch_size")
 @dataclass(frozen=True, kw_only=True)
 class Pretraining:
     """Ways to pretrain under one name: every combination of the lists. What is not said is as in the study's [train].
@@ -43,7 +45,7 @@ class Pretraining:
     method: Start
     radius: tuple[float, ...] = (2.0,)
     perturb_batch: tuple[int, ...] = (500,)
-    batch: tuple[int, ...] = ()
+    batch_size: tuple[int, ...] = ()
     reuse: tuple[int, ...] = (1,)
     perturb_lr: tuple[float, ...] = (1.0,)
     lr: tuple[float, ...] = ()
@@ -59,13 +61,13 @@ class Pretraining:
     def upstreams(self, train: Training) -> Iterator[Upstream]:
         """Every combination."""
         lists = {name: getattr(self, name) for name in SWEPT}
-        lists |= {"batch": self.batch or (train.batch,), "lr": self.lr or (train.lr,)}
-        for told in combinations(lists):
-            changed = replace(train, batch=told.pop("batch"), lr=told.pop("lr"))
+        lists |= {"batch_size": self.batch_size or (train.batch_size,), "lr": self.lr or (train.lr,)}
+        for values in combinations(lists):
+            changed = replace(train, batch_size=values.pop("batch_size"), lr=values.pop("lr"))
             if self.method == "scratch":
                 yield Upstream(perturb=None, train=changed)
             else:
-                how = Perturbation(method=self.method, adaptive=self.adaptive, warmup=self.warmup, **told)
+                how = Perturbation(method=self.method, adaptive=self.adaptive, warmup=self.warmup, **values)
                 yield Upstream(perturb=how, train=changed)
 
     @property
@@ -82,7 +84,7 @@ class Downstream:
     epsilon: float
     lr: float
     clip: float
-    batch: int
+    batch_size: int
     steps: int
     momentum: float
     scheme: str
@@ -91,12 +93,12 @@ class Downstream:
     refresh: int
 
     def optimize(self, public: Any) -> Optimizer:
-        """The optimiser; `public` are rows for GEP, with labels of the private classes."""
+        """The optimizer; `public` are rows for GEP, with labels of the private classes."""
         update: dict[str, Any] = {"lr": self.lr, "momentum": self.momentum}
         if self.optimizer == "gep":
             return GEP(
                 public=public,
-                batch_size=self.batch,
+                batch_size=self.batch_size,
                 steps=self.steps,
                 dimensions=self.dimensions,
                 refresh=self.refresh,
@@ -105,15 +107,16 @@ class Downstream:
                 **update,
             )
         make = {"dpsgd": DPSGD, "adpalloc": AdpAlloc, "adpclip": AdpClip}[self.optimizer]
-        made: Optimizer = make(batch_size=self.batch, steps=self.steps, clip=self.clip, **update)  # type: ignore[operator]
+        made: Optimizer = make(batch_size=self.batch_size, steps=self.steps, clip=self.clip, **update)  # type: ignore[operator]
         return made
 
 
+@renamed_fields(batch="batch_size")
 @dataclass(frozen=True, kw_only=True)
 class Finetuning:
-    """Ways to fine-tune the nets of some [[pretrain]]: optimisers and epsilons are crossed.
+    """Ways to fine-tune the nets of some [[pretrain]]: optimizers and epsilons are crossed.
 
-    Of several learning rates one is chosen, for each way to pretrain and each optimiser, at the epsilon `tune_at` (or
+    Of several learning rates one is chosen, for each way to pretrain and each optimizer, at the epsilon `tune_at` (or
     at each for itself), on rows that are not evaluated.
     """
 
@@ -123,7 +126,7 @@ class Finetuning:
     lr: tuple[float, ...] = (0.01,)
     tune_at: float | None = None
     clip: float = 4.0
-    batch: int = 256
+    batch_size: int = 256
     steps: int = 100
     momentum: float = 0.9
     scheme: str = "full"
@@ -142,5 +145,5 @@ class Finetuning:
         same = {
             f.name: getattr(self, f.name) for f in fields(Downstream) if f.name not in ("optimizer", "epsilon", "lr")
         }
-        for told in combinations({"optimizer": self.optimizer, "epsilon": self.epsilon}):
-            yield tuple(Downstream(**told, lr=lr, **same) for lr in self.lr)
+        for values in combinations({"optimizer": self.optimizer, "epsilon": self.epsilon}):
+            yield tuple(Downstream(**values, lr=lr, **same) for lr in self.lr)

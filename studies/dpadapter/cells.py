@@ -20,7 +20,7 @@ from tacit.pretrain import Noisy, Rho, accuracy, fit, rho, under_noise
 from tacit.privacy import Ledger
 from tacit.recipes import fingerprint
 
-FORMAT = 1  # of a cell's file; raised when the same recipe would give other numbers
+FORMAT = 2  # of a cell's file; raised when the same recipe would give other numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Net:
     def make(self, data: Data, seed: int) -> tuple[nn.Module, dict[str, Any]]:
         """A fresh net, and what it was made with."""
         images, _ = data.rows("public")
-        told: dict[str, Any] = {
+        options: dict[str, Any] = {
             "channels": images.shape[1],
             "classes": data.public_labels,
             "widths": self.widths,
@@ -43,7 +43,7 @@ class Net:
             "std": images.std((0, 2, 3)).tolist(),
         }
         torch.manual_seed(seed)
-        return (ConvNet if self.kind == "convnet" else ResNet)(**told), told
+        return (ConvNet if self.kind == "convnet" else ResNet)(**options), options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,14 +142,14 @@ def weights(cell: Before) -> nn.Module:
     path = cell.folder / f"{fingerprint(replace(cell, noise=Noise()))}.safetensors"  # noise comes later
     if path.exists():
         return load_net(path)
-    model, told = cell.net.make(cell.data, cell.seed)
+    model, options = cell.net.make(cell.data, cell.seed)
     how = cell.upstream
     if how.perturb is not None:
         training = vars(how.train) | {"seed": cell.seed}
         fit(model, cell.data.rows("public"), public=True, **vars(how.perturb), **training)
     cell.folder.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
-        save_net(model, partial, **told)
+        save_net(model, partial, **options)
     return model.eval()
 
 

@@ -67,7 +67,7 @@ def upstream(result: Result) -> Table:
 
 
 def downstream(result: Result) -> list[Table]:
-    """For each optimiser and epsilon a column: accuracy after private fine-tuning, and then under noise."""
+    """For each optimizer and epsilon a column: accuracy after private fine-tuning, and then under noise."""
     ways = result.ways()
     if not ways:
         return []
@@ -208,7 +208,7 @@ def _reached(result: Result, kind: str, epsilon: float, way: Upstream) -> Cell:
     return _over(result.tuned(way, kind, epsilon), lambda one: 100 * one.accuracy)
 
 
-def _line(ways: Sequence[Upstream], field: str, value: Callable[[Upstream], Cell]) -> plots.Line:
+def _line(ways: Sequence[Upstream], field: str, value: Callable[[Upstream], Cell]) -> plots.Curve:
     points: list[tuple[float, float, float]] = []
     for way in ways:
         found = value(way)

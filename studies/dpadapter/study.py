@@ -54,12 +54,13 @@ class Study:
             if group.equal_compute:
                 most = max(one.passes(self.data.public) for one in found[group.equal_compute])
                 found[group.name] = [
-                    replace(one, train=replace(one.train, steps=most // one.train.batch)) for one in found[group.name]
+                    replace(one, train=replace(one.train, steps=most // one.train.batch_size))
+                    for one in found[group.name]
                 ]
         return found
 
     def _refuse_two_ways(self) -> None:
-        """A net, an optimiser and an epsilon name one cell of a table, so they are set up once."""
+        """A net, an optimizer and an epsilon name one cell of a table, so they are set up once."""
         ways: dict[tuple[Upstream, str, float], object] = {}
         upstreams = self.upstreams()
         for group in self.finetune:
@@ -92,7 +93,7 @@ class Result:
         ]
 
     def ways(self) -> list[tuple[str, float]]:
-        """The optimisers and epsilons that were run, in their order."""
+        """The optimizers and epsilons that were run, in their order."""
         return list(dict.fromkeys((c.downstream.optimizer, c.downstream.epsilon) for c in self.after))
 
 

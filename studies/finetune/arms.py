@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from studies.grids import combinations
 from tacit.finetune import DPFTRL, DPGD, DPSGD, DPZO, AdpAlloc, AdpClip, Optimizer
+from tacit.recipes import renamed_fields
 
 Kind = Literal["dpsgd", "dpgd", "adpalloc", "adpclip", "dpzo", "dpftrl"]
 NAMES = {"dpgd": "DPGD", "adpalloc": "AdpAlloc", "adpclip": "AdpClip", "dpzo": "DPZO", "dpftrl": "correlated"}
@@ -29,7 +30,7 @@ class Arm:
     clips: int
     augment: int
     level: Level
-    batch: int
+    batch_size: int
     rule: Literal["sgd", "adam"]
     momentum: float
     schedule: Literal["constant", "cosine", "linear"]
@@ -61,12 +62,12 @@ class Arm:
         if self.optimizer == "dpftrl":  # one pass in `steps` batches
             return DPFTRL(batches=self.steps, clip=self.clip, **options)
         if self.optimizer == "adpalloc":
-            return AdpAlloc(batch_size=self.batch, steps=self.steps, clip=self.clip, **options)
+            return AdpAlloc(batch_size=self.batch_size, steps=self.steps, clip=self.clip, **options)
         if self.optimizer == "adpclip":
-            return AdpClip(batch_size=self.batch, steps=self.steps, clip=self.clip, **options)
+            return AdpClip(batch_size=self.batch_size, steps=self.steps, clip=self.clip, **options)
         if self.optimizer == "dpzo":
-            return DPZO(batch_size=self.batch, steps=self.steps, clip=self.clip, **options)
-        return DPSGD(batch_size=self.batch, steps=self.steps, clip=self.clip, **options)
+            return DPZO(batch_size=self.batch_size, steps=self.steps, clip=self.clip, **options)
+        return DPSGD(batch_size=self.batch_size, steps=self.steps, clip=self.clip, **options)
 
 
 class Choice(NamedTuple):
@@ -76,6 +77,7 @@ class Choice(NamedTuple):
     trials: tuple[Arm, ...]
 
 
+@renamed_fields(batch="batch_size")
 @dataclass(frozen=True, kw_only=True)
 class Grid:
     """Arms as a recipe writes them: each field a value or a list. `lr`, `clip`, `steps` are tuned, the rest crossed."""
@@ -88,7 +90,7 @@ class Grid:
     clips: tuple[int, ...] = (0,)  # of a video; 0 for data that is not video
     augment: tuple[int, ...] = (1,)
     level: Level = "unit"
-    batch: int = 256
+    batch_size: int = 256
     rule: Literal["sgd", "adam"] = "sgd"
     momentum: float = 0.9
     schedule: Literal["constant", "cosine", "linear"] = "constant"
@@ -109,8 +111,8 @@ class Grid:
         """Every combination, each as the candidates among which its constants are chosen."""
         crossed = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in (*TUNED, "tune_at")}
         tuned = {name: getattr(self, name) for name in TUNED}
-        for told in combinations(crossed):
-            arms = tuple(Arm(**told, **choice) for choice in combinations(tuned))
+        for values in combinations(crossed):
+            arms = tuple(Arm(**values, **choice) for choice in combinations(tuned))
             yield Choice(arms, tuple(replace(arm, epsilon=self.tune_at or arm.epsilon) for arm in arms))
 
 

@@ -23,16 +23,17 @@ Split = Literal["private", "tuning", "held_out", "test"]
 @dataclass(frozen=True, kw_only=True)
 class Data:
     """Which rows. `kind`: images (.npz with images and labels, or a split of Fashion-MNIST), features (.npz with
-    train_features, train_labels, test_features, test_labels), motions (real video files, made from the package), texts
-    (.tsv with sentence and label, as SST-2 has them), or messages (the same, without labels: `messages` sentences in a
-    row are one person's, and the next token is what is learnt).
+    train_features, train_labels, test_features, test_labels), motions (real video files, made from the package), clips
+    (.npz with SPLIT_features, videos x clips x numbers, and SPLIT_labels for each split), texts (.tsv with sentence
+    and label, as SST-2 has them), or messages (the same, without labels: `messages` sentences in a row are one
+    person's, and the next token is what is learnt).
 
     The first `private` units of the training part are private; the next `tuning` and `held_out` ones are declared
     public: constants are chosen by training on the former and trying on the latter. `shifts`: also try on so many test
     images under each of the 15 shifts.
     """
 
-    kind: Literal["images", "features", "motions", "texts", "messages"]
+    kind: Literal["images", "features", "motions", "clips", "texts", "messages"]
     train: str = ""
     test: str = ""
     private: int
@@ -55,7 +56,7 @@ class Data:
 
     @property
     def unit(self) -> str:
-        return {"motions": "video", "messages": "user"}.get(self.kind, "sample")
+        return {"motions": "video", "clips": "video", "messages": "user"}.get(self.kind, "sample")
 
     @property
     def measure(self) -> str:
@@ -71,9 +72,11 @@ class Data:
     def records(self, split: Split, arm: Arm) -> Records:
         """The units of a split as an arm sees them in training."""
         if self.kind == "motions":
-            videos = _videos(self, split, arm.clips if split in ("private", "tuning") else self.tried)
+            videos = videos_of(self, split, arm.clips if split in ("private", "tuning") else self.tried)
             naive = arm.level == "clip" and split in ("private", "tuning")
             return clips_as_units(videos) if naive else videos
+        if self.kind == "clips":
+            return _clips(self, split, arm.clips if split in ("private", "tuning") else None)
         if self.kind in ("texts", "messages"):
             return _texts(self, split)
         inputs, labels = _rows(self, split)
@@ -88,7 +91,7 @@ class Data:
 def public_videos(data: Data, folder: Path, videos: int, motions: Motions) -> VideoClips:
     """Videos of other motions, from images that nobody else uses: for pretraining."""
     home = write_motions(folder / "public", videos=videos, classes=PUBLIC, seed=1, split="seen", motions=motions)
-    return VideoClips.folder(home, clips=data.tried, frames=data.frames, stride=data.stride)
+    return VideoClips.folder(home, clips=data.tried, frames=data.frames, stride=data.stride, colour=False)
 
 
 def make_videos(data: Data, folder: Path) -> None:
@@ -107,8 +110,23 @@ def make_videos(data: Data, folder: Path) -> None:
 
 
 @lru_cache(maxsize=8)
-def _videos(data: Data, split: Split, clips: int) -> VideoClips:
-    return VideoClips.folder(data.folder / split, clips=clips, frames=data.frames, stride=data.stride)
+def videos_of(data: Data, split: Split, clips: int) -> VideoClips:
+    """The videos of a split, so many clips of each."""
+    return VideoClips.folder(data.folder / split, clips=clips, frames=data.frames, stride=data.stride, colour=False)
+
+
+@lru_cache(maxsize=16)
+def _clips(data: Data, split: Split, clips: int | None) -> TensorRecords:
+    """So many clips of each video at a time, or all, scored by their mean."""
+    found = loaders.arrays(data.train, f"{split}_features", f"{split}_labels")
+    rows, labels = found[f"{split}_features"].float(), found[f"{split}_labels"].long()
+    if len(rows) != (data.tested if split == "test" else getattr(data, split)):
+        raise ValueError(f"{data.train} has {len(rows)} videos for the {split} part, and the recipe another number.")
+    each = rows.shape[1]
+    owners = torch.arange(len(rows)).repeat_interleave(each)
+    table = TensorRecords(rows.flatten(0, 1), labels[owners], owners, unit="video", rows_each=clips)
+    table.scored_by = "unit"
+    return table
 
 
 @lru_cache(maxsize=8)

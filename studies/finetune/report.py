@@ -8,14 +8,16 @@ from typing import Literal
 
 from studies.finetune.arms import Arm, label_of
 from studies.finetune.study import Result
-from studies.render import band, seeds
-from tacit.report import Cell, Column, Findings, Picture, Section, Table, plots
+from studies.render import band, seeds, spread
+from tacit.report import Cell, Column, Findings, Picture, Section, Spread, Table, plots
 
 
 def render(result: Result) -> Findings:
     """One table of scores over epsilon, one of constants, and the trade-off as a picture."""
     scores, constants = by_epsilon(result), chosen(result)
     tables = [scores]
+    if (differences := paired(result)) is not None:
+        tables.append(differences)
     if any(result.shifted(arm) for arm in result.chosen):
         tables.append(by_epsilon(result, shifted=True))
     figures = _figures(result)
@@ -55,6 +57,40 @@ def by_epsilon(result: Result, *, shifted: bool = False) -> Table:
     return Table(title, ["", Column("trained", ",d"), *columns], rows, note=seeds(result.study.seeds))
 
 
+def paired(result: Result) -> Table | None:
+    """What more clips gain over the fewest, seed by seed: runs of one seed draw the same videos and the same noise.
+
+    None where noise was not seeded, or nothing was run with several numbers of clips.
+    """
+    if not result.study.seeded_noise:
+        return None
+    found: dict[tuple[str, float], dict[int, Arm]] = {}
+    for arm in result.chosen:
+        if arm.clips and arm.level == "unit":
+            scheme = "from scratch" if arm.init == "scratch" else arm.scheme
+            found.setdefault((scheme, arm.epsilon), {})[arm.clips] = arm
+    clips = sorted({k for arms in found.values() for k in arms})
+    rows: list[list[Cell]] = []
+    for (scheme, epsilon), arms in found.items():
+        if len(arms) < 2 or min(arms) != clips[0]:
+            continue
+        base = result.by_seed(arms[clips[0]])
+        gains = [gain(base, result.by_seed(arms[k])) if k in arms else None for k in clips[1:]]
+        rows.append([scheme, epsilon, *gains])
+    if not rows:
+        return None
+    columns: list[Column | str] = ["scheme", Column("ε", label_of), *[Column(f"{k} clips", "+.1f") for k in clips[1:]]]
+    title = f"Gain over {clips[0]} clip{'s' if clips[0] > 1 else ''}, paired by seed"
+    return Table(
+        title, columns, rows, note="Mean and standard deviation of the differences. " + seeds(result.study.seeds)
+    )
+
+
+def gain(base: dict[int, float], more: dict[int, float]) -> Spread | None:
+    """Mean and standard deviation of the differences over the seeds that both have."""
+    return spread([more[seed] - base[seed] for seed in sorted(base.keys() & more.keys())])
+
+
 def chosen(result: Result) -> Table:
     """The constants of each arm, and what its noise was; where clips were protected, what that is worth to a video."""
     naive = any(arm.level == "clip" for arm in result.chosen)
@@ -62,7 +98,7 @@ def chosen(result: Result) -> Table:
     for arm in result.chosen:
         found = result.of(arm)
         of_unit = [found[0].unit_epsilon if found and arm.level == "clip" else None] if naive else []
-        batch = arm.batch if arm.optimizer not in ("dpgd", "dpftrl") else "all" if arm.optimizer == "dpgd" else "passes"
+        batch = {"dpgd": "all", "dpftrl": "passes"}.get(arm.optimizer, arm.batch_size)
         noise = found[0].noise_multiplier if found else None
         rows.append([arm.name, arm.epsilon, *of_unit, arm.lr, arm.clip, arm.steps, batch, noise])
     columns: list[Column | str] = [
@@ -102,7 +138,7 @@ def _figures(result: Result) -> list[Picture]:
     return figures
 
 
-def _by_clips(result: Result) -> dict[str, plots.Line]:
+def _by_clips(result: Result) -> dict[str, plots.Curve]:
     """Score over the number of clips, for ways to fine-tune that were run with several."""
     found: dict[str, list[tuple[float, float, float]]] = {}
     for arm in result.chosen:
@@ -119,7 +155,7 @@ def _measure(result: Result) -> str:
 
 def _about(result: Result) -> str:
     data = result.study.data
-    unit = "videos" if data.kind == "motions" else "rows"
+    unit = "videos" if data.unit == "video" else "rows"
     return (
         f"{data.private:,} private {unit}, {data.classes} {'labels' if data.labels else 'classes'}; tried on "
         f"{data.tested:,} others. delta is {result.study.delta:g}."

@@ -16,10 +16,11 @@ from torch import nn
 
 from studies import store
 from studies.finetune.arms import Arm, Choice, Grid
-from studies.finetune.data import Data, make_videos, public_videos
+from studies.finetune.data import Data, Split, make_videos, public_videos, videos_of
+from studies.multi_clip.head import TemporalHead
 from studies.multi_clip.motions import Motions
 from studies.render import spread
-from tacit.finetune import Evaluation, fit
+from tacit.finetune import Backbone, Evaluation, fit
 from tacit.models import VideoNet, embedded, load_net, save_net, text
 from tacit.pretrain import Recipe
 from tacit.pretrain import fit as pretrain
@@ -28,7 +29,7 @@ from tacit.recipes import Progress
 from tacit.report import Spread
 
 AT_ONCE = 500  # rows that are tried
-FORMAT = 1  # of a cell's file; raised when the same recipe would give other numbers
+FORMAT = 2  # of a cell's file; raised when the same recipe would give other numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +47,17 @@ class Net:
 
     weights: str = ""
     text: str = ""  # as `models.text` takes it
-    features: int = 0  # of a linear model
+    features: int = 0  # of a linear model, or of each moment
+    moments: int = 0  # of a clip's features: a small net over them instead of a linear model
     file: Path | None = field(default=None, compare=False)  # of what was pretrained
     pretraining: Pretraining | None = None
     widths: tuple[int, ...] = (32, 64)
     depths: tuple[int, ...] = (2, 2)
 
     def load(self, data: Data) -> nn.Module:
+        if self.moments:
+            torch.manual_seed(0)  # the same start for every seed
+            return TemporalHead(moments=self.moments, features=self.features, classes=data.classes)
         if self.features:
             return nn.Sequential(nn.Identity(), nn.Linear(self.features, data.classes))
         if self.text:
@@ -137,6 +142,11 @@ class Result:
         """Mean and standard deviation over seeds; None if it was not run."""
         return spread([outcome.scores[measure or self.measure] for outcome in self.of(arm)])
 
+    def by_seed(self, arm: Arm) -> dict[int, float]:
+        """The score of each seed: runs of one seed draw the same units and the same noise."""
+        cells = self.outcomes.items()
+        return {c.seed: o.scores[self.measure] for c, o in cells if c.arm == arm and c.split == "private"}
+
     def shifted(self, arm: Arm) -> Spread | None:
         """The same under the shifts, averaged over these."""
         return spread([statistics.fmean(o.shifted.values()) for o in self.of(arm) if o.shifted])
@@ -179,9 +189,13 @@ def compute(cell: Cell) -> dict[str, Any]:
     """One run from nothing, with a ledger of its own in memory."""
     torch.manual_seed(cell.seed)  # adapters start at random
     arm, data = cell.arm, cell.data
-    records = data.records(cell.split, arm)
-    tried = data.records("test" if cell.split == "private" else "held_out", arm)
-    model = _model(cell.net, data)
+    held_out: Split = "test" if cell.split == "private" else "held_out"
+    if arm.scheme == "linear" and data.kind == "motions":  # every cell has the same features: computed once
+        records = _features(cell.net, data, cell.split, arm)
+        tried = _features(cell.net, data, held_out, arm)
+        model: nn.Module = nn.Sequential(nn.Identity(), nn.Linear(records.inputs.shape[1], data.classes))
+    else:
+        records, tried, model = data.records(cell.split, arm), data.records(held_out, arm), _model(cell.net, data)
     start = time.perf_counter()
     ledger = Ledger("sqlite://")
     fitted = fit(
@@ -286,6 +300,21 @@ def _pretrain(study: Study, net: Net, how: Pretraining, path: Path, progress: Pr
 @lru_cache(maxsize=4)
 def _loaded(net: Net, data: Data) -> nn.Module:
     return net.load(data)
+
+
+def _features(net: Net, data: Data, split: Split, arm: Arm) -> Any:
+    training = split in ("private", "tuning")
+    return _clip_features(net, data, split, arm.clips if training else data.tried)
+
+
+@lru_cache(maxsize=16)
+def _clip_features(net: Net, data: Data, split: Split, clips: int) -> Any:
+    """The clips of a split with the net's features in their place: what `fit` does by itself, kept between cells."""
+    table = videos_of(data, split, clips).as_table(training=split in ("private", "tuning"))
+    backbone = Backbone(_model(net, data).eval())
+    with torch.inference_mode():
+        parts = [backbone(table.read(part)) for part in torch.split(torch.arange(len(table.labels())), AT_ONCE)]
+    return table.with_inputs(torch.cat(parts))
 
 
 def _model(net: Net, data: Data) -> nn.Module:

@@ -11,20 +11,24 @@ from torch import nn
 
 from studies.grids import combinations
 from studies.linear_scaling.data import Task
-from tacit.finetune import DPGD, DPSGD, Optimizer
+from tacit.finetune import DPGD, DPSGD, Optimizer, RowNorm
+from tacit.models import head_of
 from tacit.privacy import Budget, Ledger, Neighbours, Receipt, epsilon_of, events, noise_multiplier
+from tacit.recipes import renamed_fields
 from tacit.tune import (
     Finetuning,
     Hyperparameters,
     Space,
     Tuned,
     adam_without_second_moment,
+    default_search,
     dpgd_wosm,
     linear_scaling,
     plan,
     random_search,
     repeat_and_select,
     subset_search,
+    suggest,
 )
 
 SUBJECT = "rows"
@@ -34,19 +38,21 @@ SHAVE = 1 - 1e-9  # of a run that has the whole budget, so that no rounding goes
 # -- training ---------------------------------------------------------------------------------------------------------
 
 
+@renamed_fields(batch="batch_size")
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """A linear probe and its optimiser; by default as paper 3 has it: no bias, zero at the start, everybody in every
-    step, momentum 0.9, unit clip. `batch` draws Poisson batches instead; `accounting="rdp"` takes the noise that RDP
-    asks for, which is more than is needed.
+    """A linear probe and its optimizer; by default as paper 3 has it: no bias, zero at the start, everybody in every
+    step, momentum 0.9, unit clip. `batch_size` draws Poisson batches instead; `accounting="rdp"` takes the noise that
+    RDP asks for, which is more than is needed; `rows="unit"` scales each row's features to norm 1.
     """
 
     bias: bool = False
     start: Literal["zero", "random"] = "zero"
-    batch: int | None = None
+    batch_size: int | None = None
     momentum: float = 0.9
     clip: float = 1.0
     accounting: Literal["pld", "rdp"] = "pld"
+    rows: Literal["raw", "unit"] = "raw"
 
 
 @dataclass
@@ -71,11 +77,14 @@ class Probe(Finetuning):
             size=task.private,
             classes=task.classes,
             delta=delta,
-            optimizer=partial(_optimiser, training),
+            optimizer=partial(_optimizer, training),
             head="new" if training.start == "zero" else "keep",
             bias=training.bias,
             measure="accuracy",
+            standardise=RowNorm() if training.rows == "unit" else None,
         )
+        self.known = True
+        self._rule = training == Training(rows="unit")
         self.accounting = training.accounting
         self.count = Count()
 
@@ -88,19 +97,28 @@ class Probe(Finetuning):
         )
         return self.event_with(hyperparameters, noise)
 
+    def default(self, mu: float) -> Hyperparameters | None:
+        """`tune.suggest`, where training is what it speaks of."""
+        if not (self._rule and self.known):
+            return None
+        head = head_of(self._model)[1]
+        budget = Budget(epsilon_of(mu, self.delta), self.delta)
+        return suggest(budget, size=self.size, features=head.in_features, classes=head.out_features)
+
     def __call__(self, hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> nn.Module:
-        self.count.runs += 1
-        self.count.steps += hyperparameters.steps
+        if receipt.mode != "rehearsal":
+            self.count.runs += 1
+            self.count.steps += hyperparameters.steps
         self.count.noise = self.optimizer(hyperparameters).scale_of(receipt.event, self.size) or 0.0
         return super().__call__(hyperparameters, mu, receipt)
 
 
-def _optimiser(training: Training, point: Hyperparameters) -> Optimizer:
+def _optimizer(training: Training, point: Hyperparameters) -> Optimizer:
     clip = training.clip if point.clip is None else point.clip
-    batch = training.batch if point.batch is None else point.batch
-    if batch is None:
+    batch_size = training.batch_size if point.batch_size is None else point.batch_size
+    if batch_size is None:
         return DPGD(lr=point.lr, steps=point.steps, clip=clip, momentum=training.momentum)
-    return DPSGD(lr=point.lr, steps=point.steps, clip=clip, momentum=training.momentum, batch_size=batch)
+    return DPSGD(lr=point.lr, steps=point.steps, clip=clip, momentum=training.momentum, batch_size=batch_size)
 
 
 # -- searching --------------------------------------------------------------------------------------------------------
@@ -130,13 +148,15 @@ class LinearScaling:
     degree: int = 1
     axis: Literal["epsilon", "mu"] = "epsilon"
     way: Literal["balanced", "steps", "sampled"] = "balanced"
-    draw: Literal["following", "stratified", "uniform", "independent"] = "following"
+    draw: Literal["following", "stratified", "uniform", "independent", "paper"] = "following"
+    default: bool = False  # whether a blind sweep ends in `tune.suggest`
     measure: Literal["loss", "accuracy"] = "loss"
     precision: float = 0.01
 
     def __call__(self, given: Given) -> Tuned:
         made = plan(given.budget, self.trials, sweeps=self.sweeps, size=given.probe.size, precision=self.precision)
         given.probe.measure = self.measure
+        given.probe.known = self.default
         return linear_scaling(
             given.probe,
             given.space,
@@ -239,6 +259,22 @@ class WithoutSearch:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Default:
+    """`tune.suggest` with the whole budget; with `search`, `tune.default_search`."""
+
+    search: bool = False
+
+    def __call__(self, given: Given) -> Tuned:
+        given.probe.measure = "loss"
+        if self.search:
+            return default_search(given.probe, given.budget, ledger=given.ledger, subject=SUBJECT, seed=given.seed)
+        point = given.probe.default(given.budget.mu * SHAVE)
+        if point is None:
+            raise ValueError("The default is for rows of norm 1, trained as the paper has it.")
+        return one_run(given, point)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Point:
     """One run with the whole budget, at a point that somebody knew."""
 
@@ -270,7 +306,7 @@ class Oracle:
     def grid(self, space: Space) -> list[Point]:
         rates = self.lr or _spaced(*space.lr, self.points[0])
         steps = self.steps or dict.fromkeys(round(value) for value in _spaced(*space.steps, self.points[1]))
-        return [Point(**told) for told in combinations({"lr": tuple(rates), "steps": tuple(steps)})]
+        return [Point(**values) for values in combinations({"lr": tuple(rates), "steps": tuple(steps)})]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,6 +323,7 @@ class Method:
     repeat: Repeat | None = None
     subset: Subset | None = None
     adam: WithoutSearch | None = None
+    default: Default | None = None
     at: Point | None = None
     oracle: Oracle | None = None
     training: Training = field(default_factory=Training)
@@ -301,10 +338,10 @@ class Method:
     @property
     def search(self) -> Search | None:
         """How it searches; None for the oracle, which is many cells."""
-        return self.linear or self.random or self.repeat or self.subset or self.adam or self.at
+        return self.linear or self.random or self.repeat or self.subset or self.adam or self.default or self.at
 
 
-SEARCHES = ("linear", "random", "repeat", "subset", "adam", "at", "oracle")
+SEARCHES = ("linear", "random", "repeat", "subset", "adam", "default", "at", "oracle")
 
 
 def one_run(given: Given, point: Hyperparameters) -> Tuned:

@@ -27,9 +27,9 @@ def render(result: Result) -> Findings:
     figures = pictures(result)
     if figures:
         sections.append(Section("Learning rate, steps and epsilon", figures=figures))
-    told = [table for table in (trials(result), decisions(result)) if table.rows]
-    if told:
-        sections.append(Section("Trials as they were released, and decisions", tables=told, folded=True))
+    shown = [table for table in (trials(result), decisions(result)) if table.rows]
+    if shown:
+        sections.append(Section("Trials as they were released, and decisions", tables=shown, folded=True))
     return Findings(
         title=study.title,
         lead="Accuracy (%) on test data, all data declared public. Every cell is a simulated search with noise and a "
@@ -98,8 +98,8 @@ def variants(result: Result, table: str) -> Table:
             continue
         cells = [_spread(result, task, method, epsilon) for task, epsilon in places]
         own: list[Cell] = [_mean(found, lambda one: one.final)] if final else []
-        told = [_mean(found, lambda one: one.lr), _mean(found, lambda one: one.steps)]
-        rows.append([method.name, *cells, *own, *told, _mean(found, lambda one: one.noise)])
+        shown = [_mean(found, lambda one: one.lr), _mean(found, lambda one: one.steps)]
+        rows.append([method.name, *cells, *own, *shown, _mean(found, lambda one: one.noise)])
     columns: list[Column | str] = [
         "",
         *(
@@ -163,8 +163,8 @@ def trials(result: Result) -> Table:
         for method in _of(result, ""):
             for outcome in result.of(task, method, max(method.epsilon or study.epsilon))[:1]:
                 for one in outcome.trials:
-                    told: list[Cell] = [one.epsilon, one.lr, one.steps, one.lr * one.steps, score(one.score)]
-                    rows.append([about.title, method.name, *told])
+                    shown: list[Cell] = [one.epsilon, one.lr, one.steps, one.lr * one.steps, score(one.score)]
+                    rows.append([about.title, method.name, *shown])
                 if method.linear is not None:
                     chosen: list[Cell] = [outcome.final, outcome.lr, outcome.steps, outcome.r, None]
                     rows.append([about.title, f"{method.name}: final run", *chosen])

@@ -19,7 +19,7 @@ from tacit.recipes import Progress, fingerprint
 from tacit.report import Spread
 from tacit.tune import Scaled, Space
 
-FORMAT = 2  # of a cell's file; raised when the same recipe would give other numbers
+FORMAT = 3  # of a cell's file; raised when the same recipe would give other numbers
 _GRID_SEED = -1  # of the oracle's look at every point; its repeats are -2, -3, ...
 
 
@@ -111,10 +111,10 @@ class Outcome:
         return self.lr * self.steps
 
     @classmethod
-    def read(cls, told: dict[str, Any]) -> Outcome:
-        trials = tuple(Tried(**trial) for trial in told["trials"])
-        pairs = {name: tuple((epsilon, r) for epsilon, r in told[name]) for name in ("winners", "line")}
-        return cls(**(told | pairs | {"trials": trials, "decisions": tuple(told["decisions"])}))
+    def read(cls, stored: dict[str, Any]) -> Outcome:
+        trials = tuple(Tried(**trial) for trial in stored["trials"])
+        pairs = {name: tuple((epsilon, r) for epsilon, r in stored[name]) for name in ("winners", "line")}
+        return cls(**(stored | pairs | {"trials": trials, "decisions": tuple(stored["decisions"])}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +180,7 @@ def run(study: Study, *, out: Path, progress: Progress) -> Result:
         found = store.outcomes(
             cells, compute, folder=out / "cells", workers=study.workers, progress=progress, name=_name
         )
-        return {cell: Outcome.read(told) for cell, told in found.items()}
+        return {cell: Outcome.read(stored) for cell, stored in found.items()}
 
     first = outcomes([cell for place in study.places() for cell in first_cells(study, *place)])
     seen = Result(study=study, outcomes=first)
@@ -191,7 +191,7 @@ def read(study: Study, out: Path) -> Result:
     """What an earlier run left; nothing is computed, and what is missing stays missing."""
 
     def outcomes(cells: list[Cell]) -> dict[Cell, Outcome]:
-        return {cell: Outcome.read(told) for cell, told in store.known(cells, out / "cells").items()}
+        return {cell: Outcome.read(stored) for cell, stored in store.known(cells, out / "cells").items()}
 
     first = outcomes([cell for place in study.places() for cell in first_cells(study, *place)])
     seen = Result(study=study, outcomes=first)
@@ -264,7 +264,7 @@ def compute(cell: Cell) -> dict[str, Any]:
             lr=point.lr,
             steps=point.steps,
             spent=spent.epsilon,
-            final=scaled.plan.epsilon(scaled.plan.mu_final) if scaled else None,
+            final=found.final_run_guarantee.epsilon if scaled and found.final_run_guarantee else None,
             trials=tuple(
                 Tried(
                     epsilon=epsilon_of(trial.mu, cell.delta),

@@ -54,7 +54,11 @@ def train(name: str, images: Tensor, labels: Tensor, *, epochs: int, seed: int) 
     torch.manual_seed(seed)
     net = CLASSES[name](**arguments)
     recipe = Recipe(
-        epochs=epochs, batch=64, lr=LR[name], augment=Augment(rotate=0.0, scale=0.0, shift=0.1, erase=0.0), seed=seed
+        epochs=epochs,
+        batch_size=64,
+        lr=LR[name],
+        augment=Augment(rotate=0.0, scale=0.0, shift=0.1, erase=0.0),
+        seed=seed,
     )
 
     fit(net, (images, labels), public=True, progress=True, **recipe.options())

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from studies.recalibration.data import CLEAN
-from studies.recalibration.study import PAPER, Cell, Result, Sweep
+from studies.recalibration.study import HARM, PAPER, Cell, Result, Sweep
 from tacit.calibrate import Reliability
 from tacit.report import Cell as TableCell
 from tacit.report import Column, Findings, Picture, Section, Table, plots
@@ -21,6 +21,11 @@ NAMES = {
     "acc-t": "Acc-T",
     "signed-gap": "SignedGap",
     "grid": "grid search",
+    "signed-gap@sum": "SignedGap, plain sums",
+    "signed-gap@secure": "SignedGap, secure aggregation",
+    "gap-curve": "GapCurve",
+    "gap-curve@secure": "GapCurve, secure aggregation",
+    "acc-t@robust": "Acc-T, robust",
 }
 _FACTORS = {
     "sources": "sources",
@@ -81,6 +86,14 @@ def errors(result: Result, cells: Sequence[Cell], data: Sequence[str]) -> list[f
     return [result.outcomes[name, cell].mean for name in data for cell in cells]
 
 
+def harms(result: Result, cells: Sequence[Cell], data: Sequence[str]) -> tuple[float, float, float]:
+    """Over all trials: the share that is worse than doing nothing, that is worse by ``HARM``, and by how much."""
+    found = [result.outcomes[name, cell] for name in data for cell in cells]
+    worse = statistics.fmean(one.worse for one in found)
+    size = statistics.fmean(one.worse * one.harm for one in found) / worse if worse else 0.0
+    return worse, statistics.fmean(one.harmed for one in found), size
+
+
 def headline(result: Result) -> list[Table]:
     """The paper's table 1: median and mean over all headline settings and data sets."""
     sweeps = [sweep for sweep in result.study.sweeps if sweep.headline]
@@ -89,14 +102,18 @@ def headline(result: Result) -> list[Table]:
     columns: list[Column | str] = [""]
     for group in groups(result):
         columns += [Column(f"{group}: median", ".4f", best="min"), Column("mean", ".4f", best="min")]
+        columns += [Column("worse", ".1%", best="min"), Column("harmed", ".1%", best="min")]
     rows: list[list[TableCell]] = []
     for method in methods_of(sweeps):
         row: list[TableCell] = [NAMES.get(method, method)]
         for data in groups(result).values():
             found = errors(result, _cells(sweeps, method), data)
-            row += [statistics.median(found), statistics.fmean(found)]
+            row += [statistics.median(found), statistics.fmean(found), *harms(result, _cells(sweeps, method), data)[:2]]
         rows.append(row)
-    note = f"Each setting is the mean over {result.study.trials} trials, as in the paper; then median and mean."
+    note = (
+        f"Each setting is the mean over {result.study.trials} trials, as in the paper; then median and mean. Worse: "
+        f"the share of all trials in which doing nothing is better; harmed: better by more than {HARM}."
+    )
     return [Table("Calibration error over all settings", columns, rows, note=note, repeated=result.study.trials > 1)]
 
 
@@ -161,7 +178,7 @@ def _curves(result: Result, sweep: Sweep) -> list[Picture]:
             if method == "nothing":
                 levels[NAMES[method]] = statistics.fmean(y for _, y in finite)
             else:
-                lines[NAMES.get(method, method)] = plots.Line([x for x, _ in finite], [y for _, y in finite])
+                lines[NAMES.get(method, method)] = plots.Curve([x for x, _ in finite], [y for _, y in finite])
         what = f"the mean over {len(data)} data sets" if len(data) > 1 else group
         figure = plots.curve(lines, x_label=_FACTORS[sweep.vary], y_label="calibration error", levels=levels)
         pictures.append(Picture(figure, caption=f"Calibration error along {_FACTORS[sweep.vary]}: {what}."))
@@ -203,15 +220,23 @@ def _setting(sweep: Sweep) -> str:
 
 def _headline_facts(result: Result, group: str) -> dict[str, object]:
     sweeps = [sweep for sweep in result.study.sweeps if sweep.headline]
-    told: dict[str, object] = {}
+    by_method: dict[str, object] = {}
     for method in methods_of(sweeps):
         found = errors(result, _cells(sweeps, method), groups(result)[group])
-        told[method] = {"median": statistics.median(found), "mean": statistics.fmean(found), "settings": len(found)}
-    told["best of the paper's methods by median"] = min(
+        worse, harmed, size = harms(result, _cells(sweeps, method), groups(result)[group])
+        by_method[method] = {
+            "median": statistics.median(found),
+            "mean": statistics.fmean(found),
+            "settings": len(found),
+            "worse": worse,
+            "harmed": harmed,
+            "harm": size,
+        }
+    by_method["best of the paper's methods by median"] = min(
         (method for method in methods_of(sweeps) if method in PAPER),
         key=lambda method: statistics.median(errors(result, _cells(sweeps, method), groups(result)[group])),
     )
-    return told
+    return by_method
 
 
 def _sweep_facts(result: Result, sweep: Sweep) -> dict[str, object]:

@@ -1,7 +1,8 @@
 """A study of recalibration: methods x sources x samples x epsilon on outputs declared public, each cell kept.
 
-A cell is one method in one setting on one data set, in many trials: every trial deals the samples anew and draws new
-noise. Methods are compared on the same deals. Noise is seeded, so nothing here is private, and nothing needs to be.
+A cell is one method in one setting on one data set, in many trials: every trial partitions the samples anew and draws
+new noise. Methods are compared on the same partitions. Noise is seeded, so nothing here is private, and nothing needs
+to be.
 """
 
 from __future__ import annotations
@@ -20,14 +21,41 @@ from studies import store
 from studies.grids import combinations
 from studies.recalibration.data import DataSet, OutputsFile, Shifted, from_file, shifted
 from studies.recalibration.grid_search import GridSearch
+from studies.recalibration.lies import Lie
 from tacit.calibrate import METHODS, Method, Reliability, Setting, Simulation, Trials, reliability
 from tacit.privacy import Budget, Neighbours
 from tacit.recipes import Progress, fingerprint, nearest
 
-FORMAT = 1  # of a kept cell; raised when the same recipe would give other numbers
+FORMAT = 2  # of a kept cell; raised when the same recipe would give other numbers
+OWN = ("signed-gap", "gap-curve")
 PAPER = ("nothing", "one-source", "histogram", "nll-t", "ece-t", "acc-t")
 Factor = Literal["sources", "samples", "epsilon", "iterations", "bins"]
+HARM = 0.01  # a calibration error that is larger by more than this than without recalibration
 _KNOWN: dict[str, type[Method]] = {**METHODS, GridSearch.name: GridSearch}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A method and how its answers are put together: ``signed-gap``, ``acc-t@robust``, ``signed-gap!extreme-5``.
+
+    After ``@``: robust, sum or secure; without it the paper's methods are summed, and tacit's own is robust. After
+    ``!``: how sources lie, and how many of a hundred.
+    """
+
+    method: str
+    aggregate: Literal["robust", "sum", "secure"]
+    lie: Lie | None
+
+    @classmethod
+    def of(cls, text: str) -> Arm:
+        rest, _, lie = text.partition("!")
+        method, _, aggregate = rest.partition("@")
+        if method not in _KNOWN:
+            raise ValueError(f"there is no method {method!r}{nearest(method, _KNOWN, 'methods')}")
+        aggregate = aggregate or ("robust" if method in OWN else "sum")
+        if aggregate not in ("robust", "sum", "secure"):
+            raise ValueError(f"answers are put together as robust, sum or secure, not as {aggregate!r}")
+        return cls(method, aggregate, Lie.of(lie) if lie else None)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,19 +73,20 @@ class Sweep:
     iterations: tuple[int, ...] = (5,)  # of methods that search
     bins: tuple[int, ...] = (15,)  # of methods that bin; the error itself is always measured in 15
     goal: Literal["gap", "nll", "ece"] = "gap"  # of the method grid
+    ask: Literal["cells", "totals"] = "totals"  # of histogram binning: the paper asks for totals
     by_shift: bool = False  # a table with a row per data set
     headline: bool = False  # counts for the table over all settings
 
     def __post_init__(self) -> None:
         for name in self.methods:
-            if name not in _KNOWN:
-                raise ValueError(f"there is no method {name!r}{nearest(name, _KNOWN, 'methods')}")
+            Arm.of(name)
 
     def cells(self) -> Iterator[Cell]:
         names = ("sources", "samples", "epsilon", "delta", "neighbours", "methods")
-        for told in combinations({name: getattr(self, name) for name in names}):
-            for method in dict.fromkeys(self._made(told.pop("methods"))):
-                yield Cell(method=method.name, options=json.dumps(asdict(method), sort_keys=True), **told)
+        for values in combinations({name: getattr(self, name) for name in names}):
+            arm = values.pop("methods")
+            for method in dict.fromkeys(self._made(Arm.of(arm).method)):
+                yield Cell(method=arm, options=json.dumps(asdict(method), sort_keys=True), **values)
 
     def _made(self, name: str) -> Iterator[Method]:
         known = {one.name for one in fields(_KNOWN[name])}
@@ -66,6 +95,10 @@ class Sweep:
                 wanted["goal"] = self.goal
             elif name == "one-source":
                 wanted.pop("iterations")  # it has no noise to fear and searches as far as it likes
+            elif name == "histogram":
+                wanted["ask"] = self.ask
+            elif name == "gap-curve":
+                wanted.pop("bins")  # so few that noise does not drown them
             yield _KNOWN[name](**{key: value for key, value in wanted.items() if key in known})
 
 
@@ -73,7 +106,7 @@ class Sweep:
 class Cell:
     """One method in one setting."""
 
-    method: str
+    method: str  # as the recipe names it (``Arm``)
     options: str  # the method's own settings, as JSON
     sources: int
     samples: int
@@ -89,7 +122,8 @@ class Cell:
         return None if found is None else float(found)
 
     def run(self, simulation: Simulation) -> Trials:
-        method = _KNOWN[self.method](**json.loads(self.options))
+        arm = Arm.of(self.method)
+        method = _KNOWN[arm.method](**json.loads(self.options))
         budget = Budget(self.epsilon, self.delta)
         setting = Setting(
             sources=self.sources,
@@ -97,8 +131,10 @@ class Cell:
             budget=budget,
             noise="laplace" if budget.pure else "gaussian",
             neighbours=self.neighbours,
+            aggregate=arm.aggregate,
+            honest=self.sources - self.sources // 2,  # secure aggregation: up to half of the sources may collude
         )
-        return simulation.run_in(setting, method)
+        return simulation.run_in(setting, method, tamper=None if arm.lie is None else arm.lie.told(self.samples))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +148,9 @@ class Outcome:
     before: float
     temperature: float  # the median
     queries: int
+    worse: float  # the share of trials in which the error is larger than without recalibration
+    harmed: float  # and of those in which it is larger by more than ``HARM``
+    harm: float  # by how much it is larger, on average over those in which it is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,30 +212,30 @@ def run(study: Study, *, out: Path, progress: Progress) -> Result:
 
 
 def _on(data: DataSet, cells: list[Cell], study: Study, kept: Path) -> Iterator[tuple[Cell, Outcome]]:
-    """The cells on one data set; those of the same deal are kept in one file."""
+    """The cells on one data set; those of the same partition are kept in one file."""
     simulation: Simulation | None = None
     order = sorted(cells, key=lambda cell: (cell.sources, cell.samples))
-    for deal, together in itertools.groupby(order, key=lambda cell: (cell.sources, cell.samples)):
-        one = _Deal(data=data.key, sources=deal[0], samples=deal[1], trials=study.trials, seed=study.seed)
+    for setting, together in itertools.groupby(order, key=lambda cell: (cell.sources, cell.samples)):
+        one = _Deal(data=data.key, sources=setting[0], samples=setting[1], trials=study.trials, seed=study.seed)
         path = store.path_of(kept, one)
         known = _known(path)
-        dealt: Simulation | None = None
+        current: Simulation | None = None
         for cell in together:
             name = fingerprint(cell)
             if name not in known:
                 if simulation is None:
                     simulation = Simulation(
-                        **data.arrays, sources=deal[0], samples=deal[1], trials=study.trials, seed=study.seed
+                        **data.arrays, sources=setting[0], samples=setting[1], trials=study.trials, seed=study.seed
                     )
-                dealt = dealt or simulation.redealt(sources=deal[0], samples=deal[1])
-                known[name] = _outcome(cell.run(dealt))
+                current = current or simulation.repartitioned(sources=setting[0], samples=setting[1])
+                known[name] = _outcome(cell.run(current))
             yield cell, known[name]
-        if dealt is not None:
+        if current is not None:
             store.write(path, {name: asdict(found) for name, found in known.items()})
 
 
 def _known(path: Path) -> dict[str, Outcome]:
-    """The cells of one deal that were run before, by their fingerprints."""
+    """The cells of one partition that were run before, by their fingerprints."""
     try:
         return {name: Outcome(**found) for name, found in store.read(path).items()}
     except TypeError:
@@ -215,6 +254,8 @@ class _Deal:
 
 def _outcome(trials: Trials) -> Outcome:
     after = trials.ece_after
+    more = after - trials.ece_before
+    worse = more > 1e-12
     low, median, high = torch.quantile(after, torch.tensor([0.1, 0.5, 0.9], dtype=after.dtype)).tolist()
     return Outcome(
         mean=float(after.mean()),
@@ -224,6 +265,9 @@ def _outcome(trials: Trials) -> Outcome:
         before=float(trials.ece_before.mean()),
         temperature=float(trials.temperature.median()),
         queries=trials.queries,
+        worse=float(worse.double().mean()),
+        harmed=float((more > HARM).double().mean()),
+        harm=float(more[worse].mean()) if worse.any() else 0.0,
     )
 
 
@@ -235,7 +279,7 @@ def _diagrams(data: DataSet, study: Study) -> dict[str, Reliability]:
     first = max(finite, key=lambda cell: cell.sources * cell.samples if cell.epsilon == 1.0 else 0)
     simulation = Simulation(**data.arrays, sources=first.sources, samples=first.samples, trials=1, seed=study.seed)
     rest = torch.ones(len(simulation.outputs), dtype=torch.bool)
-    rest[simulation.dealt[0]] = False
+    rest[simulation.assigned[0]] = False
     logits, labels = simulation.outputs.shifted[rest], torch.as_tensor(data.labels)[rest]
     found = {"before": reliability(logits=logits, labels=labels)}
     same = (first.sources, first.samples, first.epsilon)

@@ -13,7 +13,6 @@ from studies.dp_tta.report import by_shift, overview, render
 from studies.dp_tta.study import Result, Study, run
 from tacit.adapt import DP, Clip
 from tacit.adapt._evaluate_stream import follow
-from tacit.cli import _demo_runs as demo_runs
 from tacit.data import fashion_mnist, streams
 from tacit.gradients import AdaptiveQuantile, BatchClip, FilterByBoth, FilterByLoss, FilterByNorm
 from tacit.models import embedded
@@ -173,15 +172,3 @@ def test_every_recipe_can_be_read(path: Path) -> None:
         assert len(list(config.cells())) > 0
         tuned = config.data.shifts == "extra"
         assert tuned == ("tuning" in path.stem)  # what is chosen on the extra shifts is evaluated on the others
-
-
-def test_the_recipe_of_the_demo_is_the_demo() -> None:
-    _, config = runner.read(Path("dp_tta/demo.toml"))
-    told = demo_runs.Demo()
-    assert (config.data.images, config.data.severity, config.data.per_shift) == ("unseen", told.severity, 1000)
-    assert (config.data.shifts, config.settings, config.seeds) == ("test", ("continual",), (told.seed,))
-    arms = [arm for grid in config.arms for arm in grid.arms()]
-    assert [arm.name for arm in arms] == [arm.name for arm in told.arms]
-    for theirs, ours in zip(arms[1:], told.arms[1:], strict=True):
-        assert (theirs.lr, theirs.clip, theirs.epsilon) == (ours.lr, ours.clip, ours.epsilon)
-        assert (theirs.batch_size, theirs.delta) == (demo_runs.BATCH_SIZE, demo_runs.DELTA)

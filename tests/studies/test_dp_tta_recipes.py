@@ -89,7 +89,7 @@ def test_a_source_model_can_be_trained(tmp_path: Path, capsys: pytest.CaptureFix
     recipe = tmp_path / "source.toml"
     recipe.write_text(
         f'kind = "source-model"\ntitle = "tiny"\npublic = true\nimages = "{tmp_path}/images.npz"\n'
-        f'test = "{tmp_path}/images.npz"\nwidths = [4]\ndepths = [1]\n[train]\nepochs = 1\nbatch = 16\n'
+        f'test = "{tmp_path}/images.npz"\nwidths = [4]\ndepths = [1]\n[train]\nepochs = 1\nbatch_size = 16\n'
     )
     assert command(["run", str(recipe), "--out", str(tmp_path / "out"), "--json"]) == 0
     assert 0 <= json.loads(capsys.readouterr().out)["facts"]["accuracy"] <= 100

@@ -34,7 +34,7 @@ def small(**changed: Any) -> Study:
         "data": Data(kind="embedded", public_classes=ODD, public=60, private=60, tuning=40, held_out=20, tested=40),
         "net": Net(widths=(8,), depths=(1,)),
         "noise": Noise(stds=(0.1, 0.3), relative=(0.2,), draws=2, rows=20, rho_rows=1),
-        "train": Training(steps=4, batch=10, lr=0.01),
+        "train": Training(steps=4, batch_size=10, lr=0.01),
         "pretrain": (
             Pretraining(name="scratch", method="scratch"),
             Pretraining(name="standard", method="standard"),
@@ -48,13 +48,13 @@ def small(**changed: Any) -> Study:
                 optimizer=("dpsgd", "gep", "adpalloc", "adpclip"),
                 epsilon=(4.0,),
                 lr=(0.1,),
-                batch=20,
+                batch_size=20,
                 steps=2,
                 public_rows=8,
                 dimensions=4,
             ),
-            Finetuning(of=("radius",), epsilon=(4.0,), lr=(0.1,), batch=20, steps=2, public_rows=8, dimensions=4),
-            Finetuning(of=("scratch",), epsilon=(4.0,), lr=(1e-9, 0.1), batch=20, steps=2),
+            Finetuning(of=("radius",), epsilon=(4.0,), lr=(0.1,), batch_size=20, steps=2, public_rows=8, dimensions=4),
+            Finetuning(of=("scratch",), epsilon=(4.0,), lr=(1e-9, 0.1), batch_size=20, steps=2),
         ),
         "seeds": (0, 1),
         "workers": 1,
@@ -99,15 +99,15 @@ def test_equal_compute_is_equal() -> None:
 
 
 def test_constants_are_crossed_and_learning_rates_chosen_per_way() -> None:
-    group = Pretraining(name="x", method="dpadapter", radius=(1.0, 2.0), perturb_batch=(10, 20), batch=(5,))
-    found = [(w.value("radius"), w.value("perturb_batch"), w.train.batch) for w in group.upstreams(Training())]
+    group = Pretraining(name="x", method="dpadapter", radius=(1.0, 2.0), perturb_batch=(10, 20), batch_size=(5,))
+    found = [(w.value("radius"), w.value("perturb_batch"), w.train.batch_size) for w in group.upstreams(Training())]
     assert found == [(1.0, 10.0, 5), (1.0, 20.0, 5), (2.0, 10.0, 5), (2.0, 20.0, 5)]
     assert group.swept == ("radius", "perturb_batch")
     study = small()
     tuned = replace(study.finetune[0], of=("scratch", "dpadapter"), epsilon=(1.0, 4.0), lr=(0.1, 0.2), tune_at=1.0)
     study = replace(study, finetune=(tuned,))
     choices = list(studying._choices(study, Path()))
-    assert len(choices) == 2 * 4 * 2  # two ways to pretrain, four optimisers, two epsilons
+    assert len(choices) == 2 * 4 * 2  # two ways to pretrain, four optimizers, two epsilons
     for choice in choices:
         assert {t.downstream.epsilon for t in choice.trials} == {1.0}
         assert {t.split for t in choice.trials} == {"tuning"}

@@ -115,11 +115,11 @@ def test_videos_are_written_a_net_pretrained_and_clips_compared(tmp_path: Path) 
     net = Net(
         widths=(16, 16),
         depths=(1, 1),
-        pretraining=Pretraining(videos=8, motions=motions, train=Recipe(epochs=1, batch=8, augment=None)),
+        pretraining=Pretraining(videos=8, motions=motions, train=Recipe(epochs=1, batch_size=8, augment=None)),
     )
     arms = (
-        Grid(model=("video",), scheme=("selective",), clips=(1, 2), batch=4, steps=(1,)),
-        Grid(model=("video",), scheme=("selective",), clips=(2,), level="clip", batch=4, steps=(1,)),
+        Grid(model=("video",), scheme=("selective",), clips=(1, 2), batch_size=4, steps=(1,)),
+        Grid(model=("video",), scheme=("selective",), clips=(2,), level="clip", batch_size=4, steps=(1,)),
     )
     study = Study(
         title="v", public=True, data=data, models={"video": net}, arms=arms, seeds=(0,), workers=1, delta=1e-2

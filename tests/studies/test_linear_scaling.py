@@ -55,7 +55,7 @@ METHODS = (
     Method(name="adam", adam=WithoutSearch(steps=3), seeds=(0,)),
     Method(name="oracle", oracle=Oracle(points=(3, 2), best=2, repeats=2)),
     Method(name="no momentum", table="Ablation", at=Point(lr=0.5, steps=4), training=Training(momentum=0.0)),
-    Method(name="batches", table="Ablation", at=Point(lr=0.5, steps=4), training=Training(batch=500, bias=True)),
+    Method(name="batches", table="Ablation", at=Point(lr=0.5, steps=4), training=Training(batch_size=500, bias=True)),
     Method(name="random start", table="Ablation", at=Point(lr=0.5, steps=4), training=Training(start="random")),
 )
 
@@ -142,7 +142,7 @@ def test_rdp_asks_for_more_noise_than_pld(features: Path) -> None:
     point = Hyperparameters(lr=0.5, steps=20)
     noises = {}
     for accounting in ("pld", "rdp"):
-        training = Training(batch=100, accounting=accounting)  # type: ignore[arg-type]
+        training = Training(batch_size=100, accounting=accounting)  # type: ignore[arg-type]
         probe = Probe(task, training, delta=1e-5, seed=0)
         event = probe.event(point, Budget(1.0, 1e-5).mu, Neighbours.ADD_REMOVE)
         noises[accounting] = probe.optimizer(point).scale_of(event, 2000) or 0.0

@@ -53,23 +53,25 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
 def test_cells_are_what_a_simulation_gives(done: tuple[Result, Path]) -> None:
     result, _ = done
     simulation = Simulation(logits=LOGITS, labels=LABELS, sources=10, samples=10, trials=20)
-    for method in (Nothing(), HistogramBinning(), NLLT(), ECET(), AccT()):
+    for method in (Nothing(), HistogramBinning(ask="totals"), NLLT(), ECET(), AccT()):
         (cell,) = [c for c in SWEEPS[0].cells() if c.method == method.name and c.sources == 10]
         found = result.outcomes["made up", cell]
-        trials = simulation.run(method, budget=PURE)
+        trials = simulation.run(method, budget=PURE, aggregate="sum")
+        more = trials.ece_after - trials.ece_before
+        assert found.harmed == pytest.approx(float((more > 0.01).double().mean()))
         assert found.mean == pytest.approx(float(trials.ece_after.mean()), rel=1e-9)
         assert found.median == pytest.approx(float(trials.ece_after.quantile(0.5)), rel=1e-9)
         assert found.low <= found.median <= found.high
         assert found.queries == trials.queries
     (cell,) = [c for c in SWEEPS[2].cells() if c.method == "acc-t"]
-    free = simulation.run(AccT(), budget=FREE)
+    free = simulation.run(AccT(), budget=FREE, aggregate="sum")
     assert result.outcomes["made up", cell].mean == pytest.approx(float(free.ece_after.mean()), rel=1e-9)
 
 
 def test_redealing_is_dealing() -> None:
     whole = Simulation(logits=LOGITS, labels=LABELS, sources=3, samples=50, trials=10, seed=4)
     whole.run(ECET(), budget=PURE)
-    again = whole.redealt(sources=20, samples=7)
+    again = whole.repartitioned(sources=20, samples=7)
     plain = Simulation(logits=LOGITS, labels=LABELS, sources=20, samples=7, trials=10, seed=4)
     for method in (ECET(), HistogramBinning(), AccT()):
         one, other = again.run(method, budget=PURE), plain.run(method, budget=PURE)

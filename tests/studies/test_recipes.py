@@ -43,6 +43,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     several = random.integers(0, 2, (2000, CLASSES))
     np.savez(home / "labels.npz", **parts | {"train_labels": several, "test_labels": several[:100]})
     np.savez(home / "pairs.npz", **{name: found % 2 if "labels" in name else found for name, found in parts.items()})
+    clips = {}
+    for part, videos in (("private", 24), ("tuning", 16), ("held_out", 8), ("test", 8)):
+        clips[f"{part}_features"] = random.normal(size=(videos, 2, 3 * FEATURES)).astype(np.float32)
+        clips[f"{part}_labels"] = np.arange(videos) % 4
+    np.savez(home / "clips.npz", **clips)
     shifted = dict.fromkeys(("fog", "snow"), parts["test_features"][:20])
     np.savez(home / "shifted.npz", labels=parts["test_labels"][:20], **shifted)
     logits = random.normal(size=(400, CLASSES)).astype(np.float32)
@@ -70,7 +75,7 @@ def adapt(study: Any, files: Path) -> Any:
 
 def source_model(study: Any, files: Path) -> Any:
     images = str(files / f"images-{len(study.mean) or 1}.npz")
-    train = replace(study.train, epochs=1, batch=16)
+    train = replace(study.train, epochs=1, batch_size=16)
     return replace(study, images=images, test=images, widths=(4,), depths=(1,), train=train)
 
 
@@ -81,15 +86,15 @@ def pretrain(study: Any, files: Path) -> Any:
     groups = []
     for group in study.pretrain:
         small = {name: getattr(group, name)[:2] for name in ("radius", "reuse", "perturb_lr", "lr")}
-        batches = {"perturb_batch": (8, 12)[: len(group.perturb_batch)], "batch": (8, 10)[: len(group.batch)]}
+        batches = {"perturb_batch": (8, 12)[: len(group.perturb_batch)], "batch_size": (8, 10)[: len(group.batch_size)]}
         groups.append(replace(group, **small, **batches))
-    tiny = {"batch": 8, "steps": 2, "public_rows": 10, "dimensions": 2, "refresh": 1}
+    tiny = {"batch_size": 8, "steps": 2, "public_rows": 10, "dimensions": 2, "refresh": 1}
     return replace(
         study,
         data=data,
         net=replace(study.net, widths=(8,), depths=(1,)),
         noise=replace(study.noise, draws=1, rows=20, rho_rows=2),
-        train=replace(study.train, steps=2, batch=8),
+        train=replace(study.train, steps=2, batch_size=8),
         pretrain=tuple(groups),
         finetune=tuple(replace(one, epsilon=one.epsilon[:1], lr=one.lr[:1], **tiny) for one in study.finetune),
         seeds=study.seeds[:1],
@@ -108,11 +113,14 @@ def finetune(study: Any, files: Path) -> Any:
         shifted = str(files / "shifted.npz") if data.shifted else ""
         sizes |= {"train": str(files / file), "shifted": shifted, "classes": 2 if data.classes == 2 else CLASSES}
         nets = {name: replace(net, features=FEATURES) for name, net in nets.items()}
+    elif data.kind == "clips":
+        sizes |= {"train": str(files / "clips.npz")}
+        nets = {name: replace(net, features=FEATURES * 3 // (net.moments or 1)) for name, net in nets.items()}
     elif data.kind == "motions":
         sizes |= {"classes": 2, "tried": 2, "motions": replace(data.motions, frames=20)}
         how = nets["video"].pretraining
         how = replace(
-            how, videos=8, motions=replace(how.motions, frames=20), train=replace(how.train, epochs=1, batch=8)
+            how, videos=8, motions=replace(how.motions, frames=20), train=replace(how.train, epochs=1, batch_size=8)
         )
         nets = {"video": replace(nets["video"], pretraining=how, widths=(8, 16), depths=(1, 1))}
     else:
@@ -121,7 +129,7 @@ def finetune(study: Any, files: Path) -> Any:
         sizes |= {"classes": 4 + len(words.WORDS) if data.kind == "messages" else 2}
         nets = {name: replace(net, text=folder) for name, net in nets.items()}
     arms = [
-        replace(grid, epsilon=grid.epsilon[:1], clips=grid.clips[:1], lr=grid.lr[:2], steps=(2,), batch=8)
+        replace(grid, epsilon=grid.epsilon[:1], clips=grid.clips[:1], lr=grid.lr[:2], steps=(2,), batch_size=8)
         for grid in study.arms
     ]
     return replace(study, data=replace(data, **sizes), models=nets, arms=tuple(arms), seeds=study.seeds[:1], workers=1)
@@ -144,8 +152,8 @@ def tune(study: Any, files: Path) -> Any:
             changed["repeat"] = replace(method.repeat, mean=2.0)
         if method.subset is not None:
             changed["subset"] = replace(method.subset, mean=2.0)
-        if method.training.batch is not None:
-            changed["training"] = replace(method.training, batch=200)
+        if method.training.batch_size is not None:
+            changed["training"] = replace(method.training, batch_size=200)
         methods.append(replace(method, **changed))
     return replace(
         study,
