@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from paired import Bar, RefusedError, Step
 
+DEVICE = "cpu"  # where models and batches are; `gradients.py --device` sets it
 Batch = tuple[Tensor, ...]
 Loss = Callable[[Callable[..., Tensor], Batch], Tensor]
 Sum = dict[str, Tensor]
@@ -51,8 +52,8 @@ class Problem:
     def __post_init__(self) -> None:
         torch.set_num_threads(2)
         torch.manual_seed(0)
-        object.__setattr__(self, "model", self.work.model().train())
-        object.__setattr__(self, "batch", self.work.batch(self.rows or self.work.rows))
+        object.__setattr__(self, "model", self.work.model().train().to(DEVICE))
+        object.__setattr__(self, "batch", tuple(t.to(DEVICE) for t in self.work.batch(self.rows or self.work.rows)))
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -201,7 +202,28 @@ def build(work: Work, arm: str, clip: float = 1.0, rows: int | None = None) -> S
     """The step of an arm, on a model and data of its own."""
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
     make = ARMS[work.reference if arm == "null" else arm]
-    return make(Problem(work, clip, rows=rows))
+    step = make(Problem(work, clip, rows=rows))
+    return step if DEVICE == "cpu" else waited_for(step)
+
+
+def waited_for(step: Step) -> Step:
+    """A step that is over when the device is done."""
+
+    def whole() -> object:
+        found = step()
+        torch.accelerator.synchronize()
+        return found
+
+    return whole
+
+
+def device_peak(step: Step) -> int:
+    """Bytes of the device that a step needs at its peak, beyond what is there before it."""
+    step()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def one_by_one(work: Work) -> tuple[float, Sum]:

@@ -69,7 +69,7 @@ def loop(simulation: Simulation, method: Method, setting: Setting, trials: int) 
     price = setting.price(method.queries(setting))
     answers, found = 0, []
     for trial in range(trials):
-        parts = torch.tensor_split(simulation.dealt[trial], setting.sources)
+        parts = torch.tensor_split(simulation.assigned[trial], setting.sources)
         sources: list[Outputs] = [simulation.outputs.take(part) for part in parts]
 
         def ask(asked: Ask, sources: list[Outputs] = sources) -> torch.Tensor:

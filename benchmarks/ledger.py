@@ -87,14 +87,14 @@ def grow() -> dict[int, Rows]:
         for start, size in pairwise((len(MODES), *SIZES)):
             for turn in range(start, size):
                 charge(ledger, MODES[turn % len(MODES)], turn // len(MODES))
-            with ledger._engine.connect() as connection:
+            with ledger._book._engine.connect() as connection:
                 snapshots[size] = {t.name: [dict(r._mapping) for r in connection.execute(sa.select(t))] for t in TABLES}
     return snapshots
 
 
 def fill(ledger: Ledger, rows: Rows) -> None:
     """Put a grown ledger's rows into a new one."""
-    with ledger._engine.begin() as connection:
+    with ledger._book._engine.begin() as connection:
         for table in TABLES:
             connection.execute(sa.delete(table))
             connection.execute(sa.insert(table), rows[table.name])

@@ -128,7 +128,7 @@ def tacit(problem: Problem) -> Trainer:
     model, terms = problem.model.eval(), Terms.of(problem)
     loss = loss_of(Classes(int(problem.batch[-1].max()) + 1))
     asker = optimizer.query.open(model, loss, expected=optimizer.sampler.expected(terms.units), microbatch=None)
-    asker.check(*_made_up(records)[:2])
+    asker.check(*_synthetic(records)[:2])
     run = Run(
         model=model,
         records=records,
@@ -151,10 +151,10 @@ def tacit(problem: Problem) -> Trainer:
     return Trainer(epoch, clipped)
 
 
-def _made_up(records: Records) -> Rows:
-    """Rows of nobody, as `fit` tries a model on them."""
-    if hasattr(records, "made_up"):
-        return records.made_up()
+def _synthetic(records: Records) -> Rows:
+    """Synthetic rows, as `fit` tries a model on them."""
+    if hasattr(records, "synthetic"):
+        return records.synthetic()
     first = records.rows(torch.zeros(1, dtype=torch.long), None)
     return Rows(blank(first.inputs), blank(first.labels), first.owner)
 
