@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 CLUSTER := .venv-cluster
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo studies audit test test-slow test-cluster bench lint docs diagram clean
+.PHONY: demo studies audit test test-slow test-cluster test-distributed bench lint docs diagram clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tacit demo
@@ -25,12 +25,18 @@ test: $(VENV)/.test
 test-slow: $(VENV)/.test test-cluster
 	$(BIN)/pytest -m slow
 
+# Several processes: ranks of a run (gloo on loopback), services that are killed and put under load, Ray Serve.
+test-distributed: $(VENV)/.test test-cluster
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not cluster" tests/distributed tests/serve
+
 test-cluster: $(CLUSTER)/.test
 	RAY_USAGE_STATS_ENABLED=0 $(CLUSTER)/bin/pytest -m cluster tests/tune/test_ray.py
+	RAY_USAGE_STATS_ENABLED=0 $(CLUSTER)/bin/pytest -m cluster tests/serve/test_cluster.py
 
-# Every release of the package, attacked in full: some twenty minutes. `make test` has a quick version of it.
+# Every release of the package, attacked in full: some ten minutes of one core; after a kill it goes on where it was.
+# `make test` has a quick version of it.
 audit: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/tacit audit --out docs/audit.md --picture docs/pictures/audit.png
+	OMP_NUM_THREADS=1 $(BIN)/tacit audit --keep .audit.json --out docs/audit.md --picture docs/pictures/audit.png
 
 bench: $(VENV)/.test
 	PYTHONPATH=. $(BIN)/python benchmarks/run.py
@@ -59,7 +65,7 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
 # Ray and Flower may ask for different versions of protobuf, so Ray has an environment of its own.
 $(CLUSTER)/.test: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(CLUSTER)
-	$(CLUSTER)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[cluster]' pytest
+	$(CLUSTER)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[cluster,serve]' pytest
 	touch $@
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python

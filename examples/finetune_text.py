@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--scheme", default="lora", choices=["lora", "selective", "bias", "linear", "full"])
     parser.add_argument("--epsilon", type=float, default=8.0)
     parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument("--batch", type=int, default=256, help="sentences per step, on average")
+    parser.add_argument("--batch-size", type=int, default=256, help="sentences per step, on average")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--lr", type=float, default=0.003)
     parser.add_argument("--max-length", type=int, default=64, help="tokens of a sentence that are read")
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
             train,
             scheme=options.scheme,
             classes=2,
-            optimizer=finetune.DPSGD(batch_size=options.batch, steps=options.steps, rule="adam", lr=options.lr),
+            optimizer=finetune.DPSGD(batch_size=options.batch_size, steps=options.steps, rule="adam", lr=options.lr),
             epsilon=options.epsilon,
             delta=options.delta,
             size=options.size,

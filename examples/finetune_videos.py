@@ -24,14 +24,14 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--clips", type=int, default=8)
     parser.add_argument("--epsilon", type=float, default=8.0)
     parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument("--batch", type=int, default=120, help="videos per step, on average")
+    parser.add_argument("--batch-size", type=int, default=120, help="videos per step, on average")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--lr", type=float, default=1.25)
     parser.add_argument("--net", type=Path, help="a pretrained VideoNet (models.saved); without it one starts anew")
     parser.add_argument("--ledger", default="tacit.db")
     options = parser.parse_args(argv)
 
-    videos = data.VideoClips.folder(options.folder, clips=options.clips, frames=8, stride=2, size=32)
+    videos = data.VideoClips.folder(options.folder, clips=options.clips, frames=8, stride=2, size=32, colour=False)
     classes = len(videos.classes)
     net = load_net(options.net) if options.net else models.VideoNet(classes=classes, channels=1)
     with Ledger(options.ledger) as ledger:
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> None:
             size=options.size,
             classes=classes,
             scheme="selective" if options.net else "full",
-            optimizer=finetune.DPSGD(batch_size=options.batch, steps=options.steps, clip=0.1, lr=options.lr),
+            optimizer=finetune.DPSGD(batch_size=options.batch_size, steps=options.steps, clip=0.1, lr=options.lr),
             epsilon=options.epsilon,
             delta=options.delta,
             ledger=ledger,
