@@ -16,6 +16,7 @@ from transformers import BertConfig, BertForSequenceClassification, TrainingArgu
 from tacit import make_private
 from tacit.integrations import PrivacyArguments, PrivateTrainer, prepare_private
 from tacit.privacy import Ledger
+from tests.distributed.ranks import leave
 
 TERMS: dict[str, Any] = {"epsilon": 4.0, "delta": 1e-3, "clip": 0.7}
 
@@ -100,7 +101,7 @@ def main(folder: Path) -> None:
     rank = distributed.get_rank()
     save_file(found, folder / f"rank{rank}.safetensors")
     (folder / f"rank{rank}.json").write_text(json.dumps({"ranks": distributed.get_world_size()}))
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

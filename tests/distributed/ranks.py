@@ -18,6 +18,15 @@ from tacit.privacy import Ledger
 SIZE = 96
 
 
+def leave() -> None:
+    """End this rank at once, after all: gloo's threads may want the interpreter while it shuts down, and abort then."""
+    distributed.barrier()
+    distributed.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 def net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 3))
@@ -181,7 +190,7 @@ def main(folder: Path, steps: int, dies: str) -> None:
     facts |= {"epsilon": fitted.guarantee.epsilon, "steps": fitted.steps}
     save_file(tensors, folder / f"rank{rank}.safetensors")
     (folder / f"rank{rank}.json").write_text(json.dumps(facts))
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":
