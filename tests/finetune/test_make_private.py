@@ -227,6 +227,40 @@ def test_empty_batches_take_part_and_rows_without_a_number_are_zero() -> None:
     assert all(bool(p.isfinite().all()) for p in loop.model.parameters())
 
 
+class Measured(Dataset[Any]):
+    """Targets that are Python's numbers, every third a whole one, as JSON has them; the row at `fails` is missing."""
+
+    def __init__(self, fails: int | None, **shape: Any) -> None:
+        self.fails, self.shape = fails, shape
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, i: int) -> Any:
+        if i == self.fails:
+            raise OSError("no such file")
+        target = i if i % 3 == 2 else i + 0.5
+        return {"x": people(COUNT)[0][i], "labels": target} | (self.shape if i % 3 == 2 else {})
+
+
+def alone(items: list[Any]) -> Any:
+    """Rows as they are, with what only some have."""
+    return {key: torch.as_tensor(items[0][key])[None] for key in items[0]}
+
+
+@pytest.mark.parametrize("options", [{}, {"collate_fn": alone}])
+@pytest.mark.parametrize("shape", [{}, {"weight": 2.0}])
+def test_one_row_that_fails_does_not_change_how_others_are_read(shape: Any, options: Any) -> None:
+    def summed(fails: int | None) -> Tensor:
+        found: list[Tensor] = []
+        more: dict[str, Any] = {"loader": loader(Measured(fails, **shape), **options), "steps": 1, "batch_size": COUNT}
+        more["curator"] = lambda event: found.extend(getattr(event, "clipped_sum", event).sum.values())
+        go(begin(loss=lambda model, batch: (model(batch["x"]).sum(1) - batch["labels"]).square(), **more))
+        return torch.cat([part.flatten() for part in found])
+
+    assert 0 < float((summed(None) - summed(COUNT - 2)).norm()) <= CLIP * (1 + 1e-9)
+
+
 def test_the_noise_is_not_that_of_the_next_run() -> None:
     a, b = (go(begin(seed=None)) for _ in range(2))
     assert not same_bits(a.model, b.model)
@@ -509,6 +543,10 @@ def broken_collate(items: list[Any]) -> Any:
     return torch.stack([item["inputs"] for item in items])
 
 
+def twice(items: list[Any]) -> Any:
+    return {key: torch.stack([items[0][key]] * 2) for key in items[0]}
+
+
 def broken_loss(model: nn.Module, batch: Any) -> Tensor:
     return functional.cross_entropi(model(batch[0]), batch[1])  # type: ignore[attr-defined, no-any-return]
 
@@ -520,6 +558,7 @@ TYPOS: dict[str, tuple[dict[str, Any], str]] = {
     "loss class": ({"loss": nn.CrossEntropyLoss}, "the class CrossEntropyLoss"),
     "transform": ({"loader": loader(Broken())}, "tensr"),
     "collate": ({"loader": loader(Named(), collate_fn=broken_collate)}, "Rows cannot be read"),
+    "collate of two rows": ({"loader": loader(Named(), collate_fn=twice)}, "one row for each item"),
     "rows with words": ({"loader": loader(Named(), collate_fn=lambda _: ["x"])}, "hold a str"),
     "targets": ({"loader": loader(TensorDataset(torch.randn(24, 4).double()))}, r"\(inputs, targets\)"),
     "rows of the wrong width": ({"loader": loader(TensorDataset(torch.randn(24, 9), torch.zeros(24).long()))}, "take"),

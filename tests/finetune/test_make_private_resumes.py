@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,57 @@ def test_what_has_changed_is_refused(what: str, tmp_path: Path, whole: nn.Module
     killed(lambda: program(tmp_path, at=lambda done: die() if done == 3 else None))
     with pytest.raises(ValueError, match=r"another run|not what it was"):
         program(tmp_path, **CHANGES[what])
+    assert same_bits(program(tmp_path), whole)
+
+
+def tempered(by: float) -> Callable[[nn.Module, Any], Tensor]:
+    return lambda model, batch: functional.cross_entropy(by * model(batch[0]), batch[1], reduction="none")
+
+
+UNSEEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "label smoothing": (
+        {"loss": nn.CrossEntropyLoss()},
+        {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)},
+    ),
+    "what a loss closes over": ({"loss": tempered(1.0)}, {"loss": tempered(1.1)}),
+}
+
+
+@pytest.mark.parametrize("what", UNSEEN)
+def test_what_no_fingerprint_sees_is_refused_by_the_sums(what: str, tmp_path: Path) -> None:
+    """Two releases with one noise: their difference was 0.14 beside noise of 0.8, with no noise of its own."""
+    before, after = UNSEEN[what]
+    once = program(tmp_path / "whole", **before)
+    killed(lambda: program(tmp_path, **before, at=lambda done: die() if done == 3 else None))
+    with pytest.raises(RuntimeError, match="of other sums"):
+        program(tmp_path, **after)
+    assert same_bits(program(tmp_path, **before), once)
+    assert not list(tmp_path.glob("tacit-*"))
+
+
+def test_a_loop_that_has_changed_is_refused_by_the_sums(tmp_path: Path) -> None:
+    killed(lambda: program(tmp_path, every=10, at=lambda done: die() if done == 5 else None))
+    (sums,) = tmp_path.glob("tacit-*.sums")
+    assert sums.stat().st_mode & 0o777 == 0o600
+    assert [json.loads(line)[0] for line in sums.read_text().splitlines() if line] == [0, 1, 2, 3, 4]
+    model = net()
+
+    def nudge(done: int) -> None:
+        steps.append(done)
+        with torch.no_grad():
+            next(model.parameters()).mul_(1.01)
+
+    steps: list[int] = []
+    with pytest.raises(RuntimeError, match="of other sums"):
+        program(tmp_path, every=10, model=model, at=nudge)
+    assert steps == [1]  # the first step is the one that was made, and the second would be another
+
+
+def test_a_line_that_a_kill_has_cut_is_not_read(tmp_path: Path, whole: nn.Module) -> None:
+    killed(lambda: program(tmp_path, at=lambda done: die() if done == 3 else None))
+    (sums,) = tmp_path.glob("tacit-*.sums")
+    sums.write_text(sums.read_text() + "[3, [0.1")
+    killed(lambda: program(tmp_path, at=lambda done: die() if done == 5 else None))
     assert same_bits(program(tmp_path), whole)
 
 

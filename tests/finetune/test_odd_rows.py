@@ -125,6 +125,27 @@ def test_an_odd_row_adds_nothing_and_moves_nobody(odd: str, name: str) -> None:
     assert distance(found, muted) == 0.0
 
 
+WIDENED: dict[str, Callable[[Tensor], Any]] = {
+    "half precision": lambda row: row.half(),
+    "whole numbers": lambda row: row.round().long(),
+}
+
+
+@pytest.mark.parametrize("kind", WIDENED)
+def test_rows_that_would_be_widened_are_muted_in_all_company(kind: str) -> None:
+    """Torch's collate makes them the type of the others: they counted until one unit failed, and then all at once not.
+
+    Four such rows and one that fails: the sum moved by 2.0 C and 2.2 C.
+    """
+    inputs, labels = people()
+    others = dict.fromkeys((20, 30, 40, 50), WIDENED[kind])
+    whole = summed(Files(inputs, labels, others), DPGD(steps=1, clip=CLIP))
+    without = summed(Files(inputs, labels, others | {PLACE: _raises}), DPGD(steps=1, clip=CLIP))
+    muted = summed(Files(inputs, labels, dict.fromkeys(others, _raises)), DPGD(steps=1, clip=CLIP))
+    assert 0 < distance(whole, without) <= CLIP * (1 + 1e-9)
+    assert distance(whole, muted) == 0.0
+
+
 @pytest.mark.parametrize("odd", ["raises", "another shape", "makes the model raise"])
 def test_six_thousand_equal_rows(odd: str) -> None:
     """The figure of the attack: unit by unit in float32 the sum moved by 1.0139 C. In place it moves by C at most."""

@@ -22,6 +22,8 @@ from tacit.data._records import Records
 from tacit.data._records import Rows as Rows
 from tacit.data._records import synthetic_rows as synthetic_rows
 from tacit.data._records import unit_ids_of as unit_ids_of
+from tacit.data._stacking import check_alike as check_alike
+from tacit.data._stacking import stacked as stacked
 from tacit.data._tensor_records import TensorRecords
 from tacit.data._texts import NO_LABEL as NO_LABEL
 from tacit.data._texts import Texts, sst2

@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
 
 from tacit._refusals import Refusal
 from tacit._unit_ids import distinct
 from tacit.data._grouped import Groupable, Ids, members, named, without_replacement
 from tacit.data._loaders import plain_labels
 from tacit.data._records import Records, Rows
+from tacit.data._stacking import stacked
 from tacit.data._views import Augment, FlipAndShift
 
 SAMPLE, USER = "sample", "user"
@@ -197,7 +197,7 @@ class TensorRecords(Groupable):
             return {key: value[places] for key, value in self.inputs.items()}
         if len(index) == 0:
             return self.read(torch.zeros(1, dtype=torch.long))[:0]
-        return default_collate([self.inputs[int(i)][0] for i in index])
+        return stacked([self.inputs[int(i)][0] for i in index])
 
 
 def _side_by_side(index: Tensor) -> Tensor | slice:

@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from tacit._refusals import Refusal
 from tacit._unit_ids import distinct
-from tacit.data import Groupable, Rows
+from tacit.data import Groupable, Rows, check_alike, stacked
 from tacit.data import members as members_of
 from tacit.gradients import change, leaves
 
@@ -37,8 +37,9 @@ class LoaderRecords(Groupable):
     """The rows of a loader's data set, each its own unit or grouped by `unit_ids`; a row is the loader's batch of one.
 
     Formal guarantee: a row is read and collated alone, so that it depends on no other row (a collate function that
-    mixes rows, or pads them to the longest, has nothing to mix). What transforms draw from global generators goes by
-    the receipt's key (`sampling.reading_randomness`).
+    mixes rows, or pads them to the longest, has nothing to mix), and no row is converted to the type of others
+    (`data.stacked`): one that is muted when it comes alone is muted in all company. What transforms draw from global
+    generators goes by the receipt's key (`sampling.reading_randomness`).
 
     Args:
         loader: A `DataLoader` with a map-style data set and no sampler of its own.
@@ -121,8 +122,12 @@ class _Reading:
         if self.tensors is not None:
             return [values[index] for values in self.tensors]
         if self.collate is default_collate:  # stacks rows, and does nothing else with them
-            return _plain(default_collate([self.dataset[row] for row in index]))
-        return _joined([_plain(self.collate([self.dataset[row]])) for row in index])
+            return _plain(stacked([self.dataset[row] for row in index]))
+        rows = [_plain(self.collate([self.dataset[row]])) for row in index]
+        if any(len(part) != 1 for row in rows for part in leaves(row)):
+            raise Refusal(_ONE_ROW)
+        check_alike(rows)
+        return _joined(rows)
 
 
 def check_loader(loader: Any) -> None:
@@ -184,6 +189,12 @@ def _plain(batch: Any) -> Any:
 _NO_ROWS = (
     "The loader's batches hold {what}: a private batch is tensors with one entry per row, in tuples, lists or dicts. "
     "Leave the rest out in collate_fn. Nothing was charged."
+)
+
+
+_ONE_ROW = (
+    "collate_fn must return one row for each item: it was given one item, and returned more or less. Nothing was "
+    "charged."
 )
 
 

@@ -127,7 +127,8 @@ class Run:
 
         Formal guarantee: step t is one release on the charged receipt, of the sum over the units that the receipt's
         own sampler drew, empty or not. Nothing else that depends on the rows leaves: an error in the middle of a step
-        releases nothing, and the same step comes again with the same draw and the same noise.
+        releases nothing, and the same step comes again with the same draw and the same noise. With a checkpoint, a step
+        that was computed before of another sum is refused (`StepRecord`).
 
         In floating point: the sum of a step is added up in float64, unit after unit of a portion and portion after
         portion. Where one unit is blanked or replaced, shapes and order stay, so nobody else's terms change, and the
@@ -258,6 +259,8 @@ class Run:
 
     def _released(self, total: BoundedSum, noise: Any) -> dict[str, Tensor]:
         """The sum of a step with its noise."""
+        if self.store is not None:
+            self.store.steps.check(self.done, total, self.expected)
         return self._release(total, noise)  # type: ignore[no-any-return]
 
     @property

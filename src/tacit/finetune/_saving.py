@@ -5,8 +5,9 @@ of noise and sampling is in a private file (0600) beside the ledger, with finger
 is destroyed when the run ends. After a kill the lost steps are replayed: same key, same batch, same weights, hence the
 same release. Data, weights or settings that changed since are refused, for they would give another sum under the same
 noise. So are another precision, version of torch, `microbatch` and kind of device: they round sums differently. What
-remains is rounding where the number of threads or the machine changed, or where a GPU adds up in any order: some 1e-7
-of the clip.
+no fingerprint sees (a helper of the loss, a loop of one's own) shows in the sums, which are compared with a private
+record of each step (`_step_record`). What remains is rounding where the number of threads or the machine changed, or
+where a GPU adds up in any order: some 1e-7 of the clip.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from tacit import _checkpoints as checkpoints
+from tacit.finetune._step_record import StepRecord
 from tacit.privacy import Ledger, Receipt, replay
 
 VERSION = 1
@@ -48,6 +50,7 @@ class Store:
         name = hashlib.sha256(str(self.path.resolve()).encode()).hexdigest()[:16]
         self._secret = checkpoints.private_folder(ledger, private) / f"tacit-{name}.key"
         self._kept: Kept | None = self._read()
+        self.steps = StepRecord(self._secret.with_suffix(".sums"))
 
     @property
     def kept(self) -> Kept | None:
@@ -57,6 +60,7 @@ class Store:
     def begin(self, receipt: Receipt, *, data: str, run: str, start: str, scale: float, evaluation: str | None) -> None:
         """Keep the key, durably, before anything is released."""
         key = replay.keep(self.ledger, receipt)
+        self.steps.remove()  # of a run whose key is gone
         self._keep(
             Kept(
                 receipt=receipt.id,
@@ -115,10 +119,11 @@ class Store:
         return replay.resume(self.ledger, self._kept.receipt, self._kept.key, used)
 
     def end(self) -> None:
-        """Destroy the key, and what a kill in the middle of writing it has left."""
+        """Destroy the key and the record of steps, and what a kill in the middle of writing has left."""
         for partial in self._secret.parent.glob(f".{self._secret.name}.*"):
             partial.unlink(missing_ok=True)
         self._secret.unlink(missing_ok=True)
+        self.steps.remove()
         self._kept = None
 
     def _keep(self, kept: Kept) -> None:
