@@ -39,5 +39,6 @@ def tables(study: Any, out: Path, *, shifts: bool = False) -> Iterator[Table]:
             yield adapted.overview(result, setting)
             if shifts:
                 yield adapted.by_shift(result, setting)
+            yield from adapted.paired(result, setting)
     else:
         raise ValueError("The tables of this kind of recipe are in its report.")

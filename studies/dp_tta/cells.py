@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -120,7 +120,10 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a cell came to. `touched` is the share of rows clipped or filtered, of data declared public."""
+    """What a cell came to. `touched` is the share of rows clipped or filtered, of data declared public.
+
+    `hits` has a digit per image, by shift: 1 where it was predicted right.
+    """
 
     accuracy: dict[str, float]
     seconds: float
@@ -128,6 +131,7 @@ class Outcome:
     touched: float | None
     epsilon: float | None
     promise: str
+    hits: dict[str, str] = field(default_factory=dict)  # empty in cells that were kept before it was written
 
     @property
     def mean(self) -> float:
@@ -147,7 +151,7 @@ def compute(cell: Cell) -> dict[str, Any]:
             ledger.unlink(missing_ok=True)  # of a cell that was stopped half way: this one starts from nothing
         predictor = arm.adapter(
             model,
-            anchor=_anchor(cell.model, cell.data.anchor) if arm.anchored else None,
+            anchor=_anchor(cell.model, cell.data) if arm.anchored else None,
             classes=1000 if cell.model.net.startswith("timm:") else cell.model.classes,
             horizon=stream.steps(arm.batch_size) // episodes,
             ledger=Ledger(ledger or "sqlite://") if arm.private else None,
@@ -164,6 +168,7 @@ def compute(cell: Cell) -> dict[str, Any]:
             touched=touched.share,
             epsilon=None if guarantee is None else guarantee.epsilon,
             promise="not private" if guarantee is None else str(guarantee),
+            hits={name: "".join(str(int(hit)) for hit in found) for name, found in scores.hits.items()},
         )
     )
 
@@ -203,6 +208,8 @@ def _stream(data: Data, setting: Setting, seed: int) -> Stream:
 
 
 @lru_cache(maxsize=4)
-def _anchor(model: Model, name: str) -> Fisher:
-    images = loaders.images(name)[0][:500]
+def _anchor(model: Model, data: Data) -> Fisher:
+    """From 500 clean images; of a file with parts, from those that constants are chosen on."""
+    part: Literal["all", "choose"] = "all" if data.part == "all" else "choose"
+    images = replace(data, images=data.anchor, part=part).rows()[0][:500]
     return fisher(model.load(), images.float() / 255, public=True)

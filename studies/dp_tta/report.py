@@ -44,7 +44,7 @@ def render(result: Result) -> Findings:
             Section(
                 f"{setting.capitalize()} stream",
                 text=_about(result, setting),
-                tables=[table, overview(result, setting)],
+                tables=[table, overview(result, setting), *paired(result, setting)],
                 figures=_figures(result, setting),
             )
         )
@@ -121,6 +121,19 @@ def overview(result: Result, setting: Setting) -> Table:
     return Table(f"All arms, {setting}", columns, rows, note=_seeds(result))
 
 
+def paired(result: Result, setting: Setting) -> list[Table]:
+    """Every arm against the source, image by image; nothing if no cell has kept its hits."""
+    source = next((arm for arm in result.arms if arm.method == "source"), None)
+    if source is None:
+        return []
+    found = [(arm, result.against(arm, source, setting)) for arm in result.arms if arm != source]
+    rows: list[list[Cell]] = [[_label(result, arm), gain] for arm, gain in found if gain is not None]
+    if not rows:
+        return []
+    note = "In points of accuracy; ± is the standard error of the difference over images, which are the same in both."
+    return [Table(f"Against the source, {setting}", ["arm", Column("above source", ".2f")], rows, note=note)]
+
+
 def _figures(result: Result, setting: Setting) -> list[Picture]:
     figures = []
     arms = [arm for arm in result.arms if result.by_shift(arm, setting) is not None]
@@ -172,11 +185,15 @@ def _label(result: Result, arm: Arm) -> str:
     if len(same) == 1:
         return arm.name
     parts = [
-        f"{field} {getattr(arm, field):g}"
+        f"{field} {_told(getattr(arm, field))}"
         for field in ("batch_size", "lr", "clip", "similarity", "fisher_alpha", "loss_threshold")
         if getattr(arm, field) is not None and len({getattr(other, field) for other in same}) > 1
     ]
     return f"{arm.name}: {', '.join(parts)}".replace("batch_size", "batch")
+
+
+def _told(constant: float | str) -> str:
+    return constant if isinstance(constant, str) else f"{constant:g}"
 
 
 def _shifts(result: Result) -> list[str]:

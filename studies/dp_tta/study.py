@@ -6,6 +6,7 @@ that was run before is read from the folder; what was not run stays empty.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -80,6 +81,26 @@ class Result:
         """Mean accuracy over seeds, shift by shift."""
         found = [o.accuracy for c, o in self.outcomes.items() if c.arm == arm and c.setting == setting]
         return {name: statistics.fmean(f[name] for f in found) for name in found[0]} if found else None
+
+    def against(self, arm: Arm, other: Arm, setting: Setting) -> Spread | None:
+        """How far an arm is above another on the same images, and its standard error over images; None if not known.
+
+        An image's difference is -1, 0 or 1. Its mean and variance are taken shift by shift, for every seed that both
+        were run with, and averaged. Cells that were kept without their hits do not count.
+        """
+        means, variances = [], []
+        for seed in self.study.seeds:
+            mine, theirs = self._hits(arm, setting, seed), self._hits(other, setting, seed)
+            for name in mine if mine.keys() == theirs.keys() else ():
+                pairs = zip(mine[name], theirs[name], strict=True)
+                differences = [100 * (int(a) - int(b)) for a, b in pairs]
+                means.append(statistics.fmean(differences))
+                variances.append(statistics.variance(differences) / len(differences))
+        return Spread(statistics.fmean(means), math.sqrt(sum(variances)) / len(variances)) if means else None
+
+    def _hits(self, arm: Arm, setting: Setting, seed: int) -> dict[str, str]:
+        cells = (c for c in self.outcomes if (c.arm, c.setting, c.seed) == (arm, setting, seed))
+        return next((self.outcomes[cell].hits for cell in cells), {})
 
 
 def run(study: Study, *, out: Path, progress: Progress) -> Result:

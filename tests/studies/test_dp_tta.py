@@ -9,7 +9,7 @@ import torch
 from studies import runner
 from studies.dp_tta.arms import Arm, Grid
 from studies.dp_tta.cells import Data, compute
-from studies.dp_tta.report import by_shift, overview, render
+from studies.dp_tta.report import by_shift, overview, paired, render
 from studies.dp_tta.study import Result, Study, run
 from tacit.adapt import DP, Clip
 from tacit.adapt._evaluate_stream import follow
@@ -49,6 +49,7 @@ def test_scores_are_those_of_a_hand_count() -> None:
         with torch.no_grad():
             right = sum(int(embedded()(image[None]).argmax() == label) for image, label in rows)
         assert scores.accuracy[name] == pytest.approx(100 * right / 30)
+        assert (len(scores.hits[name]), sum(scores.hits[name])) == (30, right)
     assert scores.steps == 8
     with pytest.raises(ValueError, match="public=True"):
         follow(embedded(), stream, batch_size=8)
@@ -97,6 +98,28 @@ def test_the_report_tells_every_arm(done: tuple[Result, Path]) -> None:
     assert means[0] is not None
     assert means[1] is not None
     assert gain == pytest.approx(means[1][0] - means[0][0])
+
+
+def test_a_gain_is_told_image_by_image(done: tuple[Result, Path]) -> None:
+    """Of n images b are right with the arm alone, c with the other alone: variance (b + c - (b - c)^2/n) / (n - 1)."""
+    source, private = done[0].arms
+    gain = done[0].against(private, source, "continual")
+    assert gain is not None
+    cells = {(cell.arm, cell.seed): outcome.hits for cell, outcome in done[0].outcomes.items()}
+    parts = []
+    for seed in (0, 1):
+        for name, mine in cells[private, seed].items():
+            b = sum(x + y == "10" for x, y in zip(mine, cells[source, seed][name], strict=True))
+            c = sum(x + y == "01" for x, y in zip(mine, cells[source, seed][name], strict=True))
+            parts.append(((b - c) / 24, (b + c - (b - c) ** 2 / 24) / 23 / 24))
+    assert len(parts) == 8
+    assert gain.mean == pytest.approx(100 * sum(mean for mean, _ in parts) / 8)
+    assert gain.std == pytest.approx(100 * sum(variance for _, variance in parts) ** 0.5 / 8)
+    overall = [done[0].mean(arm, "continual") for arm in (private, source)]
+    assert overall[0] is not None
+    assert overall[1] is not None
+    assert gain.mean == pytest.approx(overall[0].mean - overall[1].mean)
+    assert paired(done[0], "continual")[0].rows == [["DP-Tent (eps 1)", gain]]
 
 
 def test_a_damaged_cell_is_named(tmp_path: Path) -> None:

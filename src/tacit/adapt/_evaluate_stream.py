@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,11 +22,14 @@ class Scores:
         accuracy: By shift, in the stream's order.
         seconds: Time taken.
         steps: Batches seen.
+        hits: By shift, whether each row was predicted right, in the order of the stream: two runs on one stream can be
+            compared row by row.
     """
 
     accuracy: dict[str, float]  # by shift, in the stream's order
     seconds: float
     steps: int
+    hits: dict[str, tuple[bool, ...]]
 
     @property
     def mean(self) -> float:
@@ -61,8 +63,7 @@ def follow(
     """
     if not public:
         raise ValueError("Scores are computed without noise: give public=True if this data is public.")
-    right: Counter[str] = Counter()
-    rows: Counter[str] = Counter()
+    right: dict[str, list[bool]] = {name: [] for name in stream.shifts}
     start = time.perf_counter()
     for step, batch in enumerate(stream.batches(batch_size)):
         if isinstance(predictor, Adapter):
@@ -72,11 +73,13 @@ def follow(
         else:
             with torch.no_grad():
                 logits = logits_of(predictor, batch.images)
-        hits = (logits.argmax(1) == batch.labels).tolist()
-        for name, hit in zip(batch.shifts, hits, strict=True):
-            rows[name] += 1
-            right[name] += hit
+        for name, hit in zip(batch.shifts, (logits.argmax(1) == batch.labels).tolist(), strict=True):
+            right[name].append(hit)
         if on_rows is not None:
             on_rows(len(batch))
-    accuracy = {name: 100 * right[name] / rows[name] for name in stream.shifts}
-    return Scores(accuracy=accuracy, seconds=time.perf_counter() - start, steps=stream.steps(batch_size))
+    return Scores(
+        accuracy={name: 100 * sum(found) / len(found) for name, found in right.items()},
+        seconds=time.perf_counter() - start,
+        steps=stream.steps(batch_size),
+        hits={name: tuple(found) for name, found in right.items()},
+    )
