@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,10 @@ def run_adapt(work: Work, settings: Adapt) -> adapt.Adapter:
         adapt.save_adapter(adapter, file)
     total = -(-len(rows) // settings.batch_size)
     with shown(work.progress) as report:
-        for step, (images, owners) in enumerate(rows.batches(settings.batch_size)):
+        for step, (inputs, owners) in enumerate(rows.batches(settings.batch_size)):
             if step < adapter.steps:
                 continue  # of before the kill
-            adapter(images, unit_ids=owners)
+            adapter(inputs, unit_ids=owners)
             if (step + 1) % settings.every == 0 or step + 1 == total:
                 adapt.save_adapter(adapter, file)
             if report is not None:
@@ -107,10 +108,15 @@ def _facts(file: Path) -> dict[str, Any]:
     return checkpoints.unpack("adapter", 1, file)[1]
 
 
-def rehearse(model: nn.Module, recipe: Pipeline, settings: Adapt, part: Part, blank: torch.Tensor) -> None:
-    """One batch of blank rows through the same adapter on a ledger in memory: what cannot work shows here."""
+def rehearse(model: nn.Module, recipe: Pipeline, settings: Adapt, part: Part, blank: Any) -> None:
+    """One batch of synthetic rows through the same adapter on a ledger in memory: what cannot work shows here."""
     ledger = Ledger("sqlite://")
     part.declare(ledger, recipe)
     adapter = make(model, recipe, settings, part, ledger)
-    rows = blank.expand(settings.batch_size, *blank.shape[1:]).contiguous()
-    adapter(rows, unit_ids=list(range(settings.batch_size)) if recipe.budget.unit != "sample" else None)
+    size = settings.batch_size
+
+    def repeated(each: torch.Tensor) -> torch.Tensor:
+        return each[torch.arange(size) % len(each)]
+
+    rows = {name: repeated(each) for name, each in blank.items()} if isinstance(blank, Mapping) else repeated(blank)
+    adapter(rows, unit_ids=list(range(size)) if recipe.budget.unit != "sample" else None)

@@ -154,6 +154,9 @@ def _texts(recipe: Pipeline, data: Texts, built: Built, unit: str | None, *, lab
         raise Refusal("finetune.augment flips and shifts images: leave it out for texts.")
     if built.tokenizer is None:
         raise Refusal("Texts need a model with a tokenizer: transformers:NAME_OR_FOLDER.")
+    known = built.model.get_input_embeddings().num_embeddings if hasattr(built.model, "get_input_embeddings") else None
+    if not labelled and known is not None and known < len(built.tokenizer):  # a word would stop the stream
+        raise Refusal(f"The tokenizer has {len(built.tokenizer)} tokens, and the model knows {known}: take its own.")
     columns = _columns(recipe, data, data.text, labelled=labelled)
     texts = columns[data.text]
     owners = columns.get(data.unit_ids or "") if unit else None
@@ -165,6 +168,7 @@ def _texts(recipe: Pipeline, data: Texts, built: Built, unit: str | None, *, lab
         unit=unit if owners else None,
         max_length=data.max_length,
         rows_each=shown.rows_each,
+        bucket=16 if labelled else data.max_length,  # in a stream a text's length changes the shape of no other
     )
     return Loaded(
         records=records,

@@ -281,7 +281,7 @@ class Finetune(Spending):
 class Adapt(Spending):
     """Private test-time adaptation to an unlabelled stream: the rows of `data`, in the order of its table."""
 
-    data: Images | Embedded
+    data: Images | Texts | Embedded
     method: Literal["tent", "eata", "sar", "deyo", "come"] = "tent"
     batch_size: int = 64
     lr: float = 0.005
