@@ -153,7 +153,7 @@ def test_an_adapter_without_privacy_says_so(tmp_path: Path) -> None:
     facts = json.loads((tmp_path / "out" / "guarantee.json").read_text())
     assert facts["guarantee"] is None
     assert facts["private"] is False
-    assert "promises privacy to nobody" in (tmp_path / "out" / "privacy-card.md").read_text()
+    assert "makes no privacy guarantee" in (tmp_path / "out" / "privacy-card.md").read_text()
 
 
 RESULT = Result(method="Acc-T", temperature=2.5, queries=3, epsilon=1.0, sources=20, unit="patient")

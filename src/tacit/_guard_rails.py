@@ -59,7 +59,7 @@ class GuardRailWarning(UserWarning):
 
 
 def check_unit_name(unit: str) -> None:
-    """Refuse a unit that is nearly a usual one: a promise to a "pateint" is one to nobody.
+    """Refuse a unit that is nearly a usual one: a guarantee for a "pateint" protects no one.
 
     Args:
         unit: The name of a new unit.

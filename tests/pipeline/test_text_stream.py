@@ -76,7 +76,8 @@ def test_a_stream_of_texts_shares_the_budget_and_leaves_plain_weights(recipe: Pa
         assert mu == pytest.approx(whole / math.sqrt(2), rel=1e-6)  # equal parts of mu^2
     assert outcome.adapter is not None
     assert outcome.adapter.steps == 4
-    moved = [name for name, value in outcome.adapter.parameters.items() if not torch.equal(value, torch.ones_like(value))]
+    now = outcome.adapter.parameters.items()
+    moved = [name for name, value in now if not torch.equal(value, torch.ones_like(value))]
     assert any("LayerNorm.weight" in name for name in moved)
     where = recipe.parent / "out" / "model"
     plain = transformers.AutoModelForSequenceClassification.from_pretrained(where).eval()

@@ -43,7 +43,7 @@ def test_the_words_of_a_patient() -> None:
 
 def test_the_words_of_no_promise() -> None:
     for promise in (Guarantee(epsilon=math.inf, delta=1e-6), Guarantee(epsilon=1.0, delta=1e-6, seeded=True)):
-        assert promise.plain_words.who == "Nobody."
+        assert promise.plain_words.who == "No one."
         assert promise.plain_words.strength.startswith("Not at all")
     none = plain_words(epsilon=0, delta=0, mu=None, unit="user", relation=None, private=True, charged=False)
     assert none.what == "Nothing was released on it yet."

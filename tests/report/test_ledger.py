@@ -116,7 +116,7 @@ def test_several_ledgers(ledger: Ledger) -> None:
     assert [row[0] for row in table.rows] == ["one", "two"]
     assert table.texts[0][1:4] == ["patient, video", "add-remove, replace-one", "gaussian, pure"]
     assert table.texts[1][-1] == "not durable"
-    assert "promises privacy to nobody" in overall([])
+    assert "makes no privacy guarantee" in overall([])
 
 
 @pytest.mark.parametrize(

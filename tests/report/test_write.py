@@ -64,14 +64,14 @@ def test_a_card_of_a_ledger_that_is_gone() -> None:
     assert "> **seeded: not private**" in text
     assert "> **not durable: this ledger was in memory and is gone**" in text
     assert "| noise | seeded: not private |" in text
-    assert "- Subjects declared to share nobody: b and a." in text
+    assert "- Subjects declared disjoint: b and a." in text
     assert "| protects | a: one user; b: one sample |" in text
     assert "How to check" not in text
 
 
 def test_a_card_without_a_ledger_promises_nothing() -> None:
     text = card(title="x", ledgers=[])
-    assert "promises privacy to nobody" in text
+    assert "makes no privacy guarantee" in text
     assert "Nothing was stated." in text
 
 

@@ -1,4 +1,4 @@
-"""Private test-time adaptation: a deployed model learns from an unlabelled, shifting stream and remembers nobody."""
+"""Private test-time adaptation: a deployed model learns from an unlabelled, shifting stream."""
 
 from tacit._curator import Curator
 from tacit._deprecation import renamed_attributes

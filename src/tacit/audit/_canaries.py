@@ -39,7 +39,7 @@ def gradient_directions(count: int, *, size: float = 1e3) -> tuple[nn.Module, Ca
     """A linear model and canaries whose gradients are orthogonal: the strongest canaries that there are.
 
     Row i is ``size`` times the i-th unit vector, so only column i of the weight has a gradient, as long as one
-    likes: a clip makes it exactly as long as the clip, and nobody else touches that column.
+    likes: a clip makes it exactly as long as the clip, and no other row touches that column.
     """
     model = nn.Linear(count, 2, bias=False)
     nn.init.zeros_(model.weight)
@@ -110,7 +110,7 @@ def gradient_scores(
         before: The model that is known to everybody.
         after: The model that was released.
         canaries: The canaries.
-        instead: Who is there in the place of a canary that is out, one each; nobody by default.
+        instead: Who is there in the place of a canary that is out, one each; by default none.
         loss: ``loss(logits, labels)``, one number per row; by default the cross-entropy.
 
     Returns:

@@ -42,7 +42,7 @@ def run(
             a stream, a whole search, one's own loop.
         canaries: How many there are. More canaries, a tighter bound: thousands, if they do not get into each other's
             way.
-        claim: What the run promises, or a function that says so once the run is over. Best is the event that it
+        claim: What the run promises, or a function that returns it once the run is over. Best is the event that it
             charges (under ``neighbours``), or a guarantee with a mu: an event that is not a Gaussian is compared by the
             least mu whose Gaussian promises no more anywhere (at deltas from 0.1 to 1e-10). A mere (epsilon, delta) is
             attacked with a weaker theorem, which finds nothing unless 2 ``canaries`` delta is far below 1 -

@@ -50,7 +50,7 @@ def shadowed(form: str, *, epsilon: float, clip: float, models: int, seed: int) 
 
 
 def _parts(split: str, count: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Images and labels of so many groups of people that have nobody in common."""
+    """Images and labels of so many disjoint groups of people."""
     images, labels = fashion_mnist(split)  # type: ignore[arg-type]
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))[: count * _PEOPLE]
     for part in order.view(count, _PEOPLE):

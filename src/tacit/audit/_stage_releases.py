@@ -28,8 +28,8 @@ def source_answers(price: Price, statistic: type[Histogram] | type[GapCells] = H
     """A calibration source that is asked for the counts or gaps of a thousand bins, through `Source.answer` itself.
 
     Everybody is right, with a confidence of their own: a unit adds 1 to its bin's total and 1 to its correct (or its
-    gap, and what that leaves of 1), which is all that it may add, and nobody else touches that bin. So every bin of an
-    answer is one trial.
+    gap, and what that leaves of 1), which is all that it may add, and no other unit touches that bin. So every bin
+    of an answer is one trial.
     """
     noise = price.noise
     confidences = (torch.arange(_FIRST_BIN, _BINS) + 0.5) / _BINS

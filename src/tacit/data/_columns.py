@@ -51,7 +51,7 @@ def from_pandas(
         Records for `finetune.fit`, `tune.Finetuning` and `finetune.Evaluation`.
 
     Raises:
-        Refusal: A column is not there, or is not what it should be; no value of a row is told.
+        Refusal: A column is not there, or is not what it should be; the message contains no value of a row.
 
     Examples:
         >>> import pandas as pd
@@ -107,7 +107,7 @@ def from_datasets(
         Records for `finetune.fit`, `tune.Finetuning` and `finetune.Evaluation`.
 
     Raises:
-        Refusal: A column is not there, or is not what it should be; no value of a row is told.
+        Refusal: A column is not there, or is not what it should be; the message contains no value of a row.
     """
     if not isinstance(getattr(dataset, "column_names", None), list) or not hasattr(dataset, "__len__"):
         raise Refusal("Give one split of a data set, such as dataset['train'], loaded without streaming=True.")

@@ -1,9 +1,9 @@
 """Labelled rows by the unit that they belong to: the form in which private training asks for data.
 
-Records say what their units are (`unit`): a guarantee is for that, and nobody can name it otherwise. A unit is shown as
+Records say what their units are (`unit`): a guarantee is for that, and no argument can rename it. A unit is shown as
 one or more rows: an image, K views of an image, k clips of a video, the visits of a patient. Which ones is decided by
 random numbers that the caller draws ("uniforms"), never by a generator in here: training draws them from a secret key,
-so that a step can be replayed and that nobody's rows depend on who else is there.
+so that a step can be replayed and so that no unit's rows depend on other units.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Records(Protocol):
     Records of which blank rows would say little may have `synthetic()`: rows to try a model on. Records whose units
     have names of their own have `unit_ids` (an integer or string each). Records made of others say by `scored(units)`
     what is right or wrong about a unit: some units of the others. Records whose rows draw nothing from the global
-    generators of torch, numpy and Python, as transforms of other libraries do, may say so by `draws = False`. Rows may
+    generators of torch, numpy and Python, as transforms of other libraries do, may declare `draws = False`. Rows may
     be asked for in several processes at a time, each with a copy of the records. Those of this package have
     `group_by(ids, unit=...)`, the only way to units of another kind; `data.Grouped` does it for any records.
     """

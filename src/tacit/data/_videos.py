@@ -200,7 +200,7 @@ class VideoClips(Groupable):
         """What to know before training: the unit, the classes, and what is odd about files or classes.
 
         Args:
-            public: The videos are public: the number of each class is told, too.
+            public: The videos are public: the number of each class is reported, too.
 
         Returns:
             Some lines of text.

@@ -31,7 +31,7 @@ class PrivacyArguments:
         private: The folder for keys.
         seed: Reproducible noise and sampling: "seeded: not private".
         curator: Receives private facts.
-        public_evaluation: Nobody in the trainer's evaluation data is to be protected. Trainers print and keep what they
+        public_evaluation: The trainer's evaluation data are public. Trainers print and keep what they
             evaluate, so without this such data are refused.
     """
 
@@ -57,7 +57,7 @@ class PrivacyArguments:
         return {name: value for name, value in found.items() if name not in _NOT_PASSED_ON}
 
     def check_evaluation(self, what: str) -> None:
-        """Refuse evaluation data that nobody has called public."""
+        """Refuse evaluation data that were not declared public."""
         if not self.public_evaluation:
             raise ValueError(
                 f"Scores of {what} are printed and kept without noise. Say PrivacyArguments(public_evaluation=True) if "

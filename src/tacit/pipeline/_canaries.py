@@ -1,4 +1,4 @@
-"""A whole pipeline with canaries in all of its private data, for `audit.run`: needs the model, and nobody's rows."""
+"""A whole pipeline with canaries in all of its private data, for `audit.run`: needs the model and no private row."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def _shape(settings: Images | Video | Embedded, built: Built) -> tuple[int, ...]
         return (1, 28, 28)
     if isinstance(settings, Video):
         if settings.size is None:
-            raise ValueError("Say data.size: canaries are made up without looking at a video.")
+            raise ValueError("Say data.size: canaries are synthetic, made without reading a video.")
         return (settings.frames, 3 if settings.colour else 1, settings.size, settings.size)
     if built.shape is None:
         raise ValueError("This model does not say what images it takes: say data.size.")

@@ -163,5 +163,5 @@ def not_covered(outcome: PipelineResult) -> list[str]:
     if outcome.recipe.finetune is not None and outcome.recipe.finetune.evaluate is not None:
         found.append("the evaluation data, which is declared public")
     if outcome.adapter is not None:
-        found.append("what a person is told about their own row of the stream, which depends on that row")
+        found.append("the prediction for a person's own row of the stream, which depends on that row")
     return found

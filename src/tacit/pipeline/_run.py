@@ -60,7 +60,7 @@ def read(path: str | Path) -> Pipeline:
     """A recipe from a TOML file.
 
     Raises:
-        RecipeError: The file cannot be read, or says something that there is not; the message names file and line.
+        RecipeError: The file cannot be read, or has an unknown key or value; the message names file and line.
     """
     recipe: Pipeline = recipes.read_as(path, Pipeline)
     object.__setattr__(recipe, "home", Path(path).resolve().parent)

@@ -213,7 +213,9 @@ class Pretrain:
 
     def __post_init__(self) -> None:
         if not self.public:
-            raise ValueError("pretraining protects nobody: its data must be public = true, or fine-tuned on instead.")
+            raise ValueError(
+                "pretraining is not private: its data must be public = true; private data go to [finetune]."
+            )
         _positive(epochs=self.epochs, steps=self.steps, batch_size=self.batch_size, lr=self.lr, every=self.every)
 
 

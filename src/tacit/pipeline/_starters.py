@@ -106,7 +106,17 @@ max_length = 128
 """
     + _BUDGET.format(unit="user", pad="               ")
     + _FINETUNE.format(scheme="lora", lr="0.5", unit="user", pad="             ")
-    + _MORE,
+    + _MORE
+    + """#
+# [adapt]                   # learn on from an unlabelled stream
+# method = "tent"
+# [adapt.data]
+# kind = "text"
+# table = "stream.csv"      # in the order of arrival
+# unit_ids = "user"
+# classes = 2
+# max_length = 128
+""",
     "outputs": """# Outputs of a classifier, recalibrated from several private sources.
 # `tacit run {name} --plan` says what it will charge; `tacit run {name}` runs it, and goes on after a kill.
 # Paths are relative to this file.

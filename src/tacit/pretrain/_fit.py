@@ -77,7 +77,7 @@ def fit(
         False
     """
     if not public:
-        raise ValueError("Pretraining protects nobody: give public=True if this data is public, or use finetune.")
+        raise ValueError("Pretraining is not private: give public=True if this data is public, or use finetune.")
     how = Perturbation(
         method=method,
         radius=radius,

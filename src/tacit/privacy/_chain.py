@@ -152,7 +152,7 @@ def charge(connection: Connection, receipt_id: str) -> sa.Row[Any]:
 
 
 def made_before(connection: Connection, receipt_id: str) -> int:
-    """The releases of a receipt that earlier holders were given and may have made: nobody gets them back."""
+    """The releases of a receipt that earlier holders were given and may have made: they are not returned."""
     table = storage.entries
     query = sa.select(table.c.body).where(table.c.receipt == receipt_id, table.c.kind == "resumed")
     return max((int(json.loads(body)["upto"]) for body in connection.execute(query).scalars()), default=0)

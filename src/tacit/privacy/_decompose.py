@@ -136,7 +136,7 @@ def _divided(leaf: DpEvent, neighbours: Neighbours) -> DpEvent | None:
         case StreamDpEvent():
             if neighbours is Neighbours.ADD_REMOVE and leaf.fixed_places:
                 raise UnsupportedEvent(
-                    "A stream is one release only if nobody's place depends on who else is there: "
+                    "A stream is one release only if no unit's place depends on the other units: "
                     "declare its subject replace-one or zero-out, not add-remove."
                 )
             return _divided(dp_event.GaussianDpEvent(leaf.noise_multiplier), neighbours)
@@ -205,7 +205,7 @@ def _sampled(leaf: DpEvent, neighbours: Neighbours) -> DpEvent | None:
 
 
 def _free(plain: DpEvent) -> bool:
-    """Whether a release tells nothing: infinite noise, or nobody is ever drawn."""
+    """Whether a release tells nothing: infinite noise, or a sampling rate of zero."""
     if isinstance(plain, dp_event.PoissonSampledDpEvent):
         return bool(plain.sampling_probability == 0) or _free(plain.event)
     return bool(math.isinf(getattr(plain, "noise_multiplier", 0.0)))

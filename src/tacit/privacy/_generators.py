@@ -20,8 +20,8 @@ def randomness(receipt: Receipt) -> Iterator[None]:
     """For the computation of the next release's sum: global generators that go by the receipt's key, put back after.
 
     A model in training mode draws for itself (dropout, stochastic depth), by position in the batch. Where everybody
-    behind a missing unit gets their neighbour's mask, a sum moves by far more than one contribution, unless nobody
-    knows the masks: then they are as likely for everybody, and one unit more or less changes a sum by what it adds.
+    behind a missing unit gets their neighbour's mask, a sum moves by far more than one contribution, unless the masks
+    are secret: then they are as likely for everybody, and one unit more or less changes a sum by what it adds.
 
     Formal guarantee: within, torch's generators (on the CPU all 19,968 bits of the state, since a seed keeps 32),
     numpy's and Python's are secret and independent of every draw, noise and other release. The same release computed
@@ -41,7 +41,7 @@ def fresh_randomness() -> Iterator[None]:
 
     Torch's generator starts from the same number in every process, so what a model draws by position is known to all.
 
-    Formal guarantee: that of ``randomness``, but the generators go by a key that nobody has: nothing comes again.
+    Formal guarantee: that of ``randomness``, but the generators go by a key that is not kept: nothing can be replayed.
     """
     with _by(NoiseKey()):
         yield
@@ -55,7 +55,7 @@ def reading_randomness(secret: str | None = None) -> Iterator[None]:
     in this process or in another, read in time or ahead of it, and again when a step is replayed.
 
     Args:
-        secret: From ``reading_key``; None: one that nobody has, for rows that are read only once.
+        secret: From ``reading_key``; None: a fresh key that is not kept, for rows that are read only once.
     """
     with _by(NoiseKey() if secret is None else NoiseKey.from_secret(secret, seeded=False)):
         yield

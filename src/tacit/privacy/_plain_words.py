@@ -93,7 +93,7 @@ def plain_words(
     if not private:
         reason = "Nothing is promised to anybody."
         return PlainWords(
-            who="Nobody.",
+            who="No one.",
             what=f"{reason} Treat everything that was released as if the data themselves were in it.",
             strength="Not at all: there was no noise, or noise that others can draw again.",
         )

@@ -139,7 +139,7 @@ def total(subjects: Sequence[Subject], delta: float | None, *, cap: bool = False
 
     Each subject protects a unit of its own under a relation of its own; where these differ the guarantee lists them,
     for one person may be one patient and many samples. Under replace-one two subjects are disjoint only if which of
-    them a unit is in does not depend on the values that are replaced; the guarantee says so where that was used.
+    them a unit is in does not depend on the values that are replaced; the guarantee states it where that was used.
 
     With ``cap`` every subject counts with its whole budget: what holds whatever was charged or stopped because of
     earlier releases.

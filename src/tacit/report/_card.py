@@ -14,7 +14,7 @@ from tacit.report._tables import Table, escaped
 CARD, FACTS, REPORT = "privacy-card.md", "run.json", "report.html"
 FEW = 3  # ledgers that are shown in full; more of them are summed up
 
-# What no run covers, whatever it does; a card says so each time.
+# What no run covers, whatever it does: on every card.
 NEVER_COVERED = (
     "Floating point: releases lie on a public grid and their rounding is paid for; that the noise itself is made of "
     "floats is an assumption (docs/proofs.md, section 10).",
@@ -73,7 +73,7 @@ def weakest(ledgers: Sequence[Book]) -> Book:
 
 def _plain(ledgers: Sequence[Book]) -> str:
     if not ledgers:
-        return "- **Who is protected:** Nobody: no ledger was kept. That is right only if all the data were public.\n"
+        return "- **Who is protected:** No one: no ledger was kept. That is right only if all the data were public.\n"
     said = [f"- **{name}:** {escaped(text)}\n" for name, text in weakest(ledgers).plain_words.lines]
     several = f"This is the weakest of {len(ledgers)} ledgers, {escaped(weakest(ledgers).name)}.\n\n"
     return (several if len(ledgers) > 1 else "") + "".join(said)
@@ -123,7 +123,7 @@ def _disjoint(book: Book) -> str:
     replaced = {account.name for account in book.accounts if Neighbours(account.relation) is Neighbours.REPLACE_ONE}
     moved = any({account.name, *account.disjoint_from} & replaced for account in book.accounts if account.disjoint_from)
     note = f" ({MEMBERSHIP})" if moved else ""
-    return f"declared to share nobody: {', '.join(pairs)}{note}" if pairs else ""
+    return f"declared disjoint: {', '.join(pairs)}{note}" if pairs else ""
 
 
 def _assumed(ledgers: Sequence[Book], assumptions: Sequence[str]) -> list[str]:

@@ -228,7 +228,7 @@ def heads(books: Sequence[Book]) -> list[str]:
 def overall(books: Sequence[Book]) -> str:
     """What all ledgers of a run promise, in one sentence."""
     if not books:
-        return "No ledger was kept: this run promises privacy to nobody, which is right only if all its data is public."
+        return "No ledger was kept: this run makes no privacy guarantee, which is right only if all its data is public."
     if len(books) == 1:
         return books[0].headline()
     worst = max(books, key=lambda book: (book.seeded, book.epsilon))

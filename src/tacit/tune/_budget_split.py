@@ -75,7 +75,7 @@ def chosen(
 ) -> Tuned:
     """The best of some trials as the result of a search. All models were released, so its own needs no other run.
 
-    Raises `RunFailed` if none has a score: nobody takes a search without a model for a success.
+    Raises `RunFailed` if none has a score: a search without a model must not look like a success.
     """
     winner = best(done)
     if winner is None:

@@ -1,6 +1,6 @@
 """Repeat and select (Papernot & Steinke, 2022): a secret number of full trials, of which only the winner leaves.
 
-Its price is two to three times that of one trial, however many there were, provided that nobody learns anything else.
+Its price is two to three times that of one trial, however many there were, provided that nothing else is released.
 See `privacy.selection` for the mechanism.
 """
 

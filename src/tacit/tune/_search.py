@@ -25,7 +25,7 @@ class RunFailed(RuntimeError):
     """A charged run or search that came to nothing; the curator knows why.
 
     Args:
-        message: What recipients are told.
+        message: What recipients see.
         result: What a search found until then, and what it cost: trials, guarantee, decisions, and no model.
     """
 

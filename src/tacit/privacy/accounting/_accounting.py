@@ -3,7 +3,7 @@
 Formal guarantee: the epsilon returned is an upper bound. Unsampled Gaussian releases are composed exactly (sum of
 mu^2) and converted by the closed form. Everything else goes through privacy loss distributions, rounded pessimistically
 (``loss``), and, where these cannot take an event, a delta or the time limit, through Renyi divergences, or without the
-gain of sampling where that is less; the guarantee then says so. All of this is composition of mechanisms fixed in
+gain of sampling where that is less; its notes then state it. All of this is composition of mechanisms fixed in
 advance; spending that depends on what was released before is the ledger's business (privacy filters).
 
 tacit applies the relation's factor itself: noise is relative to the clip C, and under REPLACE_ONE a sum moves by up
@@ -54,7 +54,7 @@ def guarantee(
         accountant: ``"pld"`` (privacy loss distributions) is the tightest and the default; ``"rdp"`` (Renyi) is looser
             and always quick; ``"gdp"`` takes only unsampled Gaussian (and pure-epsilon) releases and is exact for the
             former.
-        time_limit: Seconds after which PLD gives way to RDP; the guarantee's notes say so.
+        time_limit: Seconds after which PLD gives way to RDP; the guarantee's notes state it.
 
     Returns:
         The guarantee, with lower bound and estimate where the accountant brackets it.

@@ -105,8 +105,8 @@ class SharedNoiseDpEvent(DpEvent):  # type: ignore[misc]
     """A total over several parties, each of which adds a share of one noise (``mechanisms.share``); it alone is seen.
 
     The price is that of the whole noise: pure epsilon 1/noise_multiplier, or one Gaussian release. It assumes that at
-    least ``honest`` parties, this one among them, add their shares and keep them to themselves, and that nobody sees
-    anything but the total (secure aggregation).
+    least ``honest`` parties, this one among them, add their shares and keep them to themselves, and that only
+    the total is seen (secure aggregation).
 
     Args:
         kind: "laplace" or "gaussian".

@@ -1,7 +1,7 @@
 """Long streams that outlive a process: releases are leased in blocks, durably, and a stream can be resumed.
 
 A lease is an entry of the ledger which says "up to release n"; nothing is written per release. After a kill, whatever
-was leased counts as used, for nobody knows how far the process came: the stream goes on behind the lease with a fresh
+was leased counts as used, for it is unknown how far the process came: the stream goes on behind the lease with a fresh
 key. After a clean ``save`` it goes on exactly where it stopped, with the same key and the same correlated noise, from
 a secret that the caller keeps in a private file and that is worth nothing a second time.
 

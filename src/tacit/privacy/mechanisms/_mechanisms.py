@@ -138,7 +138,7 @@ class GaussianStream:
         return _add(_seen(total, self.receipt), mixed, fixed)
 
     def _over(self, event: StreamDpEvent, release: int) -> bool:
-        """Whether a new block starts: where nobody comes twice any division into blocks costs the same."""
+        """Whether a new block starts: where each unit participates once any division into blocks costs the same."""
         return self._mixer.finished if event.contributions == 1 else release % event.steps == 0
 
 

@@ -1,6 +1,6 @@
 """Shares of one noise: what each of several parties adds so that their total, which alone is seen, has enough of it.
 
-Noise that every party adds by itself grows with the number of parties. If nobody sees anything but the total (secure
+Noise that every party adds by itself grows with the number of parties. If only the total is seen (secure
 aggregation), the parties need one noise between them, and each adds a part of it. Both kinds below can be divided into
 independent parts, so that the total of ``honest`` parts is the noise that was charged; parts beyond that come on top,
 and parts that colluding parties give away or that are lost are not counted on.

@@ -152,7 +152,7 @@ def best(scored: Iterable[tuple[SupportsFloat, Model]]) -> tuple[float, Model] |
     The scores are the trials' noisy releases. The order of outcomes is by score, with all that are not finite below
     the rest. Among equal scores the first wins: trials are alike and independent, so it is as likely to be any of
     them, which is the total order "by score, then by a random number of one's own" that the theorems speak of. That
-    nobody wins without a finite score is post-processing. One model is kept at a time.
+    no trial wins without a finite score is post-processing. One model is kept at a time.
     """
     leader: tuple[float, Model] | None = None
     for score, model in scored:
