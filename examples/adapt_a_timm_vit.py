@@ -15,25 +15,10 @@ import numpy as np
 import timm
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from tacit import adapt
 from tacit.privacy import Ledger
-
-
-class Normalised(nn.Module):
-    """Images in [0, 1] in, logits out; the mean and deviation are the model's own."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        config = model.pretrained_cfg
-        print(f"normalisation of the model: mean {config['mean']}, std {config['std']}")
-        self.register_buffer("mean", torch.tensor(config["mean"]).view(1, 3, 1, 1))
-        self.register_buffer("std", torch.tensor(config["std"]).view(1, 3, 1, 1))
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.model((images - self.mean) / self.std)
 
 
 def read(paths: list[Path], size: int) -> Tensor:
@@ -55,13 +40,15 @@ def main(argv: list[str] | None = None) -> None:
 
     net = timm.create_model(options.model, checkpoint_path=options.weights or "")
     adapter = adapt.Tent(
-        Normalised(net).eval(),
+        net.eval(),
         privacy=adapt.DP(options.epsilon, 1e-6, clip=options.clip),
         batch_size=options.batch_size,
         lr=options.lr,
+        normalize="model",  # mean and std of the model's own configuration
         ledger=Ledger(options.ledger),
         subject=options.folder.name,
     )
+    print(adapter.normalize)
     paths = sorted(p for p in options.folder.rglob("*") if p.suffix.lower() in {".png", ".jpg", ".jpeg"})
     for start in range(0, len(paths), options.batch_size):
         batch = paths[start : start + options.batch_size]

@@ -91,6 +91,15 @@ def test_units_give_the_weights_of_fit() -> None:
     assert str(loop.guarantee.unit) == "patient"
 
 
+def test_some_rows_of_each_unit_give_the_weights_of_fit() -> None:
+    ids = [f"patient {min(i, 8)}" for i in range(COUNT)]  # the last one has sixteen rows
+    both = {"unit": "patient", "unit_ids": ids, "size": 9, "rows_each": 2}
+    loop = go(begin(steps=STEPS, batch_size=4, **both))
+    same = DPSGD(batch_size=4, steps=STEPS, clip=CLIP, lr=0.3, momentum=0.9)
+    assert same_bits(loop.model, fitted(optimizer=same, **both))
+    assert not same_bits(loop.model, go(begin(steps=STEPS, batch_size=4, **(both | {"rows_each": None}))).model)
+
+
 def test_a_scheduler_gives_the_weights_of_fit() -> None:
     model = net()
     optimizer = sgd(model, momentum=0.0)

@@ -14,6 +14,7 @@ from tacit.data._file_state import Broken as Broken
 from tacit.data._grouped import Groupable as Groupable
 from tacit.data._grouped import Grouped
 from tacit.data._grouped import members as members
+from tacit.data._grouped import without_replacement as without_replacement
 from tacit.data._image_files import ImageFiles, ImageShape
 from tacit.data._loaders import as_items as as_items
 from tacit.data._loaders import samples_of as samples_of

@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from tacit._refusals import Refusal
 from tacit._unit_ids import distinct
-from tacit.data import Groupable, Rows, check_alike, stacked
+from tacit.data import Groupable, Rows, check_alike, stacked, without_replacement
 from tacit.data import members as members_of
 from tacit.gradients import change, leaves
 
@@ -45,12 +45,19 @@ class LoaderRecords(Groupable):
         loader: A `DataLoader` with a map-style data set and no sampler of its own.
         unit_ids: One integer or string per item of the data set; items with the same id are one unit.
         unit: What a unit is; "sample", or "user" with `unit_ids`.
+        rows_each: The most rows of a unit read in one step, drawn without replacement (default: all of them).
     """
 
     scored_by: Literal["row", "unit"] = "row"
-    uniforms = 0
 
-    def __init__(self, loader: DataLoader[Any], *, unit_ids: Any = None, unit: str | None = None) -> None:
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        *,
+        unit_ids: Any = None,
+        unit: str | None = None,
+        rows_each: int | None = None,
+    ) -> None:
         check_loader(loader)
         self.loader = loader
         self.count = len(loader.dataset)  # type: ignore[arg-type]
@@ -69,7 +76,9 @@ class LoaderRecords(Groupable):
         if unit_ids is not None:
             self._ids, owner = distinct(unit_ids, self.count, "row of the data set")
             self._members = members_of(owner)
-        self.most_rows = max((len(rows) for rows in self._members), default=1) if self._members is not None else 1
+        largest = max((len(rows) for rows in self._members), default=1) if self._members is not None else 1
+        self.most_rows = largest if rows_each is None else min(rows_each, largest)
+        self.uniforms = self.most_rows if self.most_rows < largest else 0  # for each unit and step
         self._reading = _Reading(loader.dataset, loader.collate_fn)
         self.draws = self._reading.tensors is None
 
@@ -92,15 +101,17 @@ class LoaderRecords(Groupable):
             return torch.empty(0, dtype=torch.long)
 
     def rows(self, units: Tensor, uniforms: Tensor | None) -> Rows:
-        del uniforms
         mine = [[unit] if self._members is None else self._members[unit].tolist() for unit in units.tolist()]
+        if uniforms is not None and self.uniforms:
+            chosen = [without_replacement(len(rows), line) for rows, line in zip(mine, uniforms, strict=True)]
+            mine = [[rows[place] for place in places.tolist()] for rows, places in zip(mine, chosen, strict=True)]
         index = [row for rows in mine for row in rows]
         batch = self._reading(index) if index else change(self._reading([0]), lambda t: t[:0])
         owner = torch.arange(len(mine)).repeat_interleave(torch.tensor([len(rows) for rows in mine], dtype=torch.long))
         return Rows(batch, torch.zeros(len(owner), dtype=torch.long), owner)
 
     def fingerprint(self) -> str:
-        found = hashlib.sha256(repr((self.count, self.unit)).encode())
+        found = hashlib.sha256(repr((self.count, self.unit, *([self.uniforms] if self.uniforms else []))).encode())
         for rows in self._members or ():
             found.update(repr(rows.tolist()).encode())
         for start in range(0, self.count, _AT_ONCE):

@@ -63,6 +63,7 @@ def make_private(
     neighbours: Neighbours | str | None = None,
     batch_size: int | None = None,
     steps: int | None = None,
+    rows_each: int | None = None,
     microbatch: int | None = None,
     autocast: torch.dtype | None = None,
     ledger: Ledger | None = None,
@@ -111,6 +112,7 @@ def make_private(
             number of units is public, and the noise is the same.
         batch_size: The expected number of units in a step (default: that of the loader).
         steps: Instead of `epochs`: the number of steps.
+        rows_each: The most rows of a unit shown in one step, drawn from the receipt's key (default: all of them).
         microbatch: The most rows in memory at a time (gradient accumulation); the result does not depend on it.
         autocast: Forward pass and loss in mixed precision of this type, such as `torch.bfloat16`.
         ledger: Where the run is charged; by default one in memory, which does not survive the process.
@@ -166,7 +168,13 @@ def make_private(
     refuse_live_statistics(list(body.named_modules()))
     trained = check_optimizer(optimizer, body)
     check_loader(loader)
-    for value, what in ((every, "every"), (microbatch, "microbatch"), (size, "size"), (batch_size, "batch_size")):
+    for value, what in (
+        (every, "every"),
+        (microbatch, "microbatch"),
+        (size, "size"),
+        (batch_size, "batch_size"),
+        (rows_each, "rows_each"),
+    ):
         if value is not None:
             check_count(value, what)
     if ledger is None and checkpoint is not None:
@@ -178,7 +186,7 @@ def make_private(
             "and sampling rates and divisors must not depend on it."
         )
     criterion = per_row(loss, autocast)
-    records = LoaderRecords(loader, unit_ids=unit_ids, unit=None if unit is None else str(unit))
+    records = LoaderRecords(loader, unit_ids=unit_ids, unit=None if unit is None else str(unit), rows_each=rows_each)
     people, expected = size or len(records), batch_size or batching(loader)[0]
     length = steps_per_epoch(people, loader, expected)
     settled = Optimizer(

@@ -23,6 +23,7 @@ class PrivacyArguments:
         unit: What a unit is ("patient"), where the trainer is given `unit_ids`.
         size: The public number of units, for add-remove.
         neighbours: The neighbouring relation.
+        rows_each: The most rows of a unit shown in one step.
         microbatch: The most rows in memory at a time.
         ledger: Where the run is charged.
         subject: The data set's name in the ledger.
@@ -41,6 +42,7 @@ class PrivacyArguments:
     unit: Unit | str | None = None
     size: int | None = None
     neighbours: Neighbours | str | None = None
+    rows_each: int | None = None
     microbatch: int | None = None
     ledger: Ledger | None = None
     subject: str | None = None
@@ -61,5 +63,5 @@ class PrivacyArguments:
         if not self.public_evaluation:
             raise ValueError(
                 f"Scores of {what} are printed and kept without noise. Say PrivacyArguments(public_evaluation=True) if "
-                "nobody in them is to be protected, or leave them out; finetune.fit evaluates private data, charged."
+                "they are public, or leave them out; finetune.fit evaluates private data, charged."
             )
