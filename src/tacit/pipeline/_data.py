@@ -154,7 +154,8 @@ def _texts(recipe: Pipeline, data: Texts, built: Built, unit: str | None, *, lab
         raise Refusal("finetune.augment flips and shifts images: leave it out for texts.")
     if built.tokenizer is None:
         raise Refusal("Texts need a model with a tokenizer: transformers:NAME_OR_FOLDER.")
-    known = built.model.get_input_embeddings().num_embeddings if hasattr(built.model, "get_input_embeddings") else None
+    words: Any = getattr(built.model, "get_input_embeddings", lambda: None)()
+    known = getattr(words, "num_embeddings", None)
     if not labelled and known is not None and known < len(built.tokenizer):  # a word would stop the stream
         raise Refusal(f"The tokenizer has {len(built.tokenizer)} tokens, and the model knows {known}: take its own.")
     columns = _columns(recipe, data, data.text, labelled=labelled)

@@ -213,9 +213,7 @@ class Pretrain:
 
     def __post_init__(self) -> None:
         if not self.public:
-            raise ValueError(
-                "pretraining is not private: its data must be public = true; private data go to [finetune]."
-            )
+            raise ValueError("pretraining is not private: its data must be public = true; use [finetune] for others.")
         _positive(epochs=self.epochs, steps=self.steps, batch_size=self.batch_size, lr=self.lr, every=self.every)
 
 
