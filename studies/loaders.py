@@ -20,7 +20,7 @@ def images(name: str) -> Rows:
     return read_images(name) if name.endswith(".npz") else fashion_mnist(name)  # type: ignore[arg-type]
 
 
-@lru_cache(maxsize=4)  # both parts of two files
+@lru_cache(maxsize=16)  # both parts of the files of a study
 def features(file: str, part: Literal["train", "test"]) -> Rows:
     """Features (float32) and labels of a part of an .npz with train_features, train_labels and the same for test."""
     found = arrays(file, f"{part}_features", f"{part}_labels")

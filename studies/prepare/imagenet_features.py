@@ -18,7 +18,6 @@ import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -28,13 +27,11 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from studies.prepare.unpack_cifar import unpack
-from tacit.data import read_images, shifts
+from studies.prepare.pictures import Arrays, cifar, x_rays
+from tacit.data import shifts
 
 SHIFTED, SEVERITY = 2_000, 3
 AT_ONCE = 16
-
-Arrays = dict[str, np.ndarray]
 
 
 class Features(nn.Module):
@@ -74,19 +71,6 @@ def fold(net: nn.Module) -> nn.Module:
 def features(net: Features, images: Tensor) -> np.ndarray:
     with torch.inference_mode():
         return torch.cat([net(part) for part in torch.split(images, AT_ONCE)]).numpy()
-
-
-def cifar(packed: Path) -> dict[str, tuple[Tensor, Tensor]]:
-    with TemporaryDirectory() as folder:
-        unpack(str(packed), folder)
-        return {split: read_images(Path(folder) / f"{split}.npz") for split in ("train", "test")}
-
-
-def x_rays(path: Path) -> dict[str, tuple[Tensor, Tensor]]:
-    with np.load(path, allow_pickle=False) as file:
-        grey = {split: torch.from_numpy(file[f"{split}_images"]) for split in ("train", "val", "test")}
-        labels = {split: torch.from_numpy(file[f"{split}_labels"].astype(np.int64)) for split in grey}
-    return {split: (images.unsqueeze(1).expand(-1, 3, -1, -1), labels[split]) for split, images in grey.items()}
 
 
 def by_split(net: Features, splits: dict[str, tuple[Tensor, Tensor]]) -> Arrays:

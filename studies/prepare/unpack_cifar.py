@@ -16,14 +16,20 @@ import numpy as np
 from PIL import Image
 
 
+def unpacked(packed: str, split: str, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """The first `most` images of a split (all of them by default) and their labels."""
+    with np.load(packed, allow_pickle=False) as file:
+        blob, ends = file[f"{split}_blob"].tobytes(), file[f"{split}_offsets"]
+        found = list(pairwise(ends))[:most]
+        pictures = [np.asarray(Image.open(io.BytesIO(blob[a:b])).convert("RGB")) for a, b in found]
+        return np.stack(pictures).transpose(0, 3, 1, 2), file[f"{split}_y"].astype(np.int64)[:most]
+
+
 def unpack(packed: str, out: str) -> None:
     Path(out).mkdir(parents=True, exist_ok=True)
-    with np.load(packed, allow_pickle=False) as file:
-        for split in ("train", "test"):
-            blob, ends = file[f"{split}_blob"].tobytes(), file[f"{split}_offsets"]
-            pictures = [np.asarray(Image.open(io.BytesIO(blob[a:b])).convert("RGB")) for a, b in pairwise(ends)]
-            images = np.stack(pictures).transpose(0, 3, 1, 2)
-            np.savez(Path(out) / f"{split}.npz", images=images, labels=file[f"{split}_y"].astype(np.int64))
+    for split in ("train", "test"):
+        images, labels = unpacked(packed, split)
+        np.savez(Path(out) / f"{split}.npz", images=images, labels=labels)
 
 
 if __name__ == "__main__":

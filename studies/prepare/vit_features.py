@@ -1,15 +1,15 @@
 """Features of public images from a ViT-Ti/16 as ImageNet-1k left it: 192 numbers each, nothing trained here.
 
     pip install --no-deps timm torchvision==0.16.2
-    python -m studies.prepare.vit_features DATA OUT [--side 112]
+    python -m studies.prepare.vit_features DATA OUT [--side 112] [--train 3000] [--test 1000] [--only cifar10]
 
 DATA holds the files of packed CIFAR (see unpack_cifar.py), pneumoniamnist_rebuilt.npz, imagenet_val_224_3_per_class.zip
 and vit_tiny_patch16_224_imagenet1k.safetensors. OUT gets `imagenet-vit-features.npz`, `pneumonia-vit-features.npz`,
 `cifar10-vit-features.npz` and `cifar100-vit-features.npz`, each with `train_features` (float32, N x 192),
-`train_labels`, `test_features` and `test_labels` (at most 6,000 and 2,000 rows). Of ImageNet two images of each class
-train and one tests, and the labels are groups of 50 classes (these are in WordNet's order: neighbours are alike).
-Images of CIFAR and X-rays are enlarged to `side` pixels, ImageNet's shrunk from 224, and the positions of the net
-resized to match. A file that is there already is kept. A hundred images take a second of one core.
+`train_labels`, `test_features` and `test_labels`: the first 3,000 and 1,000 rows of CIFAR and X-rays. Of ImageNet two
+images of each class train and one tests, and the labels are groups of 50 classes (these are in WordNet's order:
+neighbours are alike). Images of CIFAR and X-rays are enlarged to `side` pixels, ImageNet's shrunk from 224, and the
+positions of the net resized to match. A file that is there already is kept. A hundred images take a second of one core.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from studies.prepare.imagenet_features import Arrays, cifar, x_rays
+from studies.prepare.pictures import Arrays, cifar, x_rays
 
 NAME, AT_ONCE, NEIGHBOURS = "vit_tiny_patch16_224", 32, 50
-MOST = {"train": 6_000, "val": 1_000, "test": 2_000}  # rows of a part
 
 
 class Features(nn.Module):
@@ -66,9 +65,12 @@ def features(net: Features, images: Tensor) -> np.ndarray:
 def by_split(net: Features, splits: dict[str, tuple[Tensor, Tensor]]) -> Arrays:
     arrays: Arrays = {}
     for split, (images, labels) in splits.items():
-        most = MOST[split]
-        arrays |= {f"{split}_features": features(net, images[:most]), f"{split}_labels": labels[:most].numpy()}
+        arrays |= {f"{split}_features": features(net, images), f"{split}_labels": labels.numpy()}
     return arrays
+
+
+def first(splits: dict[str, tuple[Tensor, Tensor]], most: dict[str, int]) -> dict[str, tuple[Tensor, Tensor]]:
+    return {name: (images[: most[name]], labels[: most[name]]) for name, (images, labels) in splits.items()}
 
 
 def imagenet(path: Path) -> dict[str, tuple[Tensor, Tensor]]:
@@ -90,8 +92,12 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--side", type=int, default=112, help="pixels of the images that the net sees")
+    parser.add_argument("--train", type=int, default=3_000, help="the most rows to train on")
+    parser.add_argument("--test", type=int, default=1_000, help="the most rows to try models on")
+    parser.add_argument("--only", nargs="*", help="these files alone")
     options = parser.parse_args()
     data = options.data
+    most = {"train": options.train, "val": options.test, "test": options.test}
     net = Features(data / f"{NAME}_imagenet1k.safetensors", options.side)
 
     def of_imagenet() -> Arrays:
@@ -100,14 +106,14 @@ def main() -> None:
 
     makers: dict[str, Callable[[], Arrays]] = {
         "imagenet": of_imagenet,
-        "pneumonia": lambda: by_split(net, x_rays(data / "pneumoniamnist_rebuilt.npz")),
-        "cifar10": lambda: by_split(net, cifar(data / "cifar10_lossless_webp_train20k_test10k.npz")),
-        "cifar100": lambda: by_split(net, cifar(data / "cifar100_lossless_webp_train20k_test10k.npz")),
+        "pneumonia": lambda: by_split(net, first(x_rays(data / "pneumoniamnist_rebuilt.npz"), most)),
+        "cifar10": lambda: by_split(net, cifar(data / "cifar10_lossless_webp_train20k_test10k.npz", most)),
+        "cifar100": lambda: by_split(net, cifar(data / "cifar100_lossless_webp_train20k_test10k.npz", most)),
     }
     options.out.mkdir(parents=True, exist_ok=True)
     for name, make in makers.items():
         path = options.out / f"{name}-vit-features.npz"
-        if path.exists():
+        if path.exists() or (options.only and name not in options.only):
             continue
         start = time.perf_counter()
         np.savez(path, allow_pickle=False, **make())

@@ -12,14 +12,17 @@ from torch import Tensor, nn
 
 from tacit.audit._mechanism import Array, Release
 from tacit.audit._releases import Sum, paid
-from tacit.finetune import DPSGD, DPZO, GEP, AdpClip, Optimizer, fit
+from tacit.finetune import DPSGD, DPZO, GEP, AdpClip, HyFreeDP, Optimizer, fit
 from tacit.privacy import BoundedSum, events, mechanisms, sampling
 
 _WIDTH = 4
 
 
 def optimizers(batch: int = 1) -> dict[str, Optimizer]:
-    """Every query of `finetune` that samples, for ``batch`` units that are always drawn."""
+    """Every query of `finetune` that samples, for ``batch`` units that are always drawn.
+
+    HyFreeDP's losses are along the way of its first step, so it is attacked at its second.
+    """
     public = (torch.eye(_WIDTH)[:2], torch.tensor([0, 1]))
     return {
         "DPSGD": DPSGD(batch_size=batch, steps=1, clip=1.0, lr=0.1),
@@ -28,11 +31,12 @@ def optimizers(batch: int = 1) -> dict[str, Optimizer]:
             public=public, batch_size=batch, steps=1, dimensions=2, clip_embedding=1.0, clip_residual=0.5, lr=0.1
         ),
         "DPZO": DPZO(batch_size=batch, steps=1, clip=1.0, directions=2, lr=0.1),
+        "HyFreeDP": HyFreeDP(batch_size=batch, steps=2, clip=1.0, every=1, loss_clip=0.02, share=0.5, lr=1e-4),
     }
 
 
 def contribution(optimizer: Optimizer, row: Tensor, label: int = 0) -> BoundedSum:
-    """What one unit adds to a step's sum: taken where `fit` hands it over, before any noise."""
+    """What one unit adds to the last step's sum: taken where `fit` hands it over, before any noise."""
     found: list[BoundedSum] = []
     model = nn.Linear(_WIDTH, 2, bias=False)
     nn.init.zeros_(model.weight)
@@ -50,7 +54,7 @@ def contribution(optimizer: Optimizer, row: Tensor, label: int = 0) -> BoundedSu
             seed=0,
             curator=lambda event: found.append(event.clipped_sum),
         )
-    return found[0]
+    return found[-1]
 
 
 def training_step(optimizer: Optimizer, *, rate: float, noise: float) -> Release:

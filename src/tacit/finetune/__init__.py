@@ -20,7 +20,7 @@ from tacit.finetune._make_private import make_private
 from tacit.finetune._make_private import steps_per_epoch as steps_per_epoch
 from tacit.finetune._measures import auroc
 from tacit.finetune._noise_schedules import Banded, ConstantNoise, Correlated, Decaying
-from tacit.finetune._optimizers import DPFTRL, DPGD, DPSGD, DPZO, GEP, AdpAlloc, AdpClip, BandMF, Optimizer
+from tacit.finetune._optimizers import DPFTRL, DPGD, DPSGD, DPZO, GEP, AdpAlloc, AdpClip, BandMF, HyFreeDP, Optimizer
 from tacit.finetune._own_loop import PoissonLoader, PrivateBatch, PrivateLoop
 from tacit.finetune._reading import in_place as in_place
 from tacit.finetune._reading import likeness as likeness
@@ -52,6 +52,7 @@ __all__ = [
     "Evaluation",
     "Everyone",
     "Fitted",
+    "HyFreeDP",
     "Labels",
     "NextToken",
     "Optimizer",

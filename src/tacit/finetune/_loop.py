@@ -153,12 +153,17 @@ class Run:
             raise
         if self.curator is not None:
             self.curator(StepEvent("finetune", step, total))
-        noise = self.query.split(self.optimizer.noise.multiplier(self.account.scale, step, steps))
-        self.updater.step(self.query.gradient(self._released(total, noise)), step)
+        self._update(total, step)
         self.done = step + 1
         if self.progress is not None:
             budget = self.account.promise.budget.epsilon
             self.progress(self.optimizer.name, self.done, steps, spent=(self._meter(self.done), budget))
+
+    def _update(self, total: BoundedSum, step: int) -> None:
+        """Release the sum of a step and move the weights."""
+        noise = self.query.split(self.optimizer.noise.multiplier(self.account.scale, step, self.optimizer.steps))
+        gradient = self.query.gradient(self._released(total, noise))
+        self.updater.step(gradient, step, self.query.factor)
 
     def save(self) -> None:
         """Write a checkpoint of the steps made so far, if this run keeps any."""

@@ -11,6 +11,7 @@ from typing import Any, Literal, Unpack
 
 from tacit._deprecation import renamed_argument
 from tacit.finetune._adaptive import QuantileClip
+from tacit.finetune._loss_probes import LossProbes
 from tacit.finetune._noise_schedules import Banded, ConstantNoise, Correlated, Decaying, Noise, Shape
 from tacit.finetune._queries import ClippedGradient, GradientQuery, Query
 from tacit.finetune._sampling import CyclicPoisson, Everyone, Passes, Poisson, Sampler
@@ -18,7 +19,7 @@ from tacit.finetune._sources import as_records
 from tacit.finetune._subspace import Embedding
 from tacit.finetune._updates import KNOWS_NOISE, Options, Update
 from tacit.finetune._zeroth_order import ZerothOrderQuery
-from tacit.gradients import Policy
+from tacit.gradients import Automatic, Policy
 from tacit.privacy import Neighbours, released
 from tacit.privacy.correlated import banded, buffered, running_sum_rms
 from tacit.privacy.events import DpEvent, check_count, leaves, same
@@ -305,6 +306,55 @@ def AdpClip(  # noqa: N802
         name="AdpClip",
         steps=steps,
         sampler=Poisson(_batch_size(batch_size, batch, "AdpClip")),
+        query=query,
+        update=Update(**update),
+    )
+
+
+def HyFreeDP(  # noqa: N802
+    *,
+    batch_size: int | None = None,
+    steps: int,
+    clip: float | Policy | None = None,
+    every: int = 5,
+    loss_clip: float = 0.5,
+    share: float = 0.05,
+    **update: Unpack[Options],
+) -> Optimizer:
+    """Private training whose step size comes from losses that leave with the gradients (HyFreeDP; Liu and Bu, 2025).
+
+    Gradients are normalised (`Automatic`), so there is no clip to choose, and `lr` is only where the learning rate
+    begins: every few steps a parabola through three noisy losses along the way just made says how long it should have
+    been, and the rate is multiplied by that (by a half to two). Other than in the paper, what is released are bounded
+    differences of losses, which is all that a parabola needs and has less noise; they are of the next batch, so
+    that they leave in one call with its gradient; and a way whose effect is below the noise makes the rate grow.
+
+    Formal guarantee: unit and neighbours as in DPSGD (as in DPGD without `batch_size`). Gradient and losses of a step
+    come from one draw and are one Gaussian release: 1/z^2 = (1 - share)/z^2 + share/z^2, sampled once. One unit moves
+    the gradient by at most its bound and the losses by sqrt(2) loss_clip.
+
+    Args:
+        batch_size: The expected batch size; without it everybody takes part in every step.
+        steps: The number of steps.
+        clip: One bound of a unit's whole gradient, or such a policy; `Automatic()` by default.
+        every: Steps from one probe to the next; one probe is three forward passes.
+        loss_clip: The bound of a unit's difference of losses.
+        share: What losses have of the precision (1/z^2) of a step with a probe.
+        **update: Arguments of `Update`; `lr` is where the learning rate begins.
+
+    Returns:
+        An optimizer for `fit`.
+
+    Examples:
+        >>> from tacit.finetune import HyFreeDP
+        >>> HyFreeDP(batch_size=50, steps=200, lr=0.1).sampler.rate(size=1000)
+        0.05
+    """
+    query = LossProbes(clip=Automatic() if clip is None else clip, loss_clip=loss_clip, every=every, share=share)
+    return Optimizer(
+        name="HyFreeDP",
+        steps=steps,
+        sampler=Everyone() if batch_size is None else Poisson(batch_size),
         query=query,
         update=Update(**update),
     )

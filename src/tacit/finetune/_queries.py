@@ -6,7 +6,8 @@ Only `sum` looks at private rows. What `gradient` gets has its noise; everything
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from tacit.data import Rows
 from tacit.finetune._reading import in_place
-from tacit.gradients import AdaptiveQuantile, ClippedSum, Engine, Policy, as_policy
+from tacit.gradients import AdaptiveQuantile, ClippedSum, Engine, Policy, as_policy, rows_of, wrong_shape
 from tacit.privacy import BoundedSum
 
 Loss = Any  # (model, (inputs, labels)) -> one loss per row
@@ -29,7 +30,12 @@ class Query(Protocol):
 
 
 class GradientQuery(Protocol):
-    """Asks at every step of one run, and remembers what a run may remember: released values."""
+    """Asks at every step of one run, and remembers what a run may remember: released values.
+
+    `factor` multiplies the learning rate of the step that the last `gradient` is for.
+    """
+
+    factor: float
 
     def sum(self, rows: Rows, mute: Tensor | None = None) -> BoundedSum:
         """The sum over the units of these rows. Several sums of one step are added before the noise.
@@ -79,6 +85,8 @@ class ClippedGradient:
 class GradientAsker:
     """Asks an engine."""
 
+    factor: float = 1.0
+
     def __init__(self, engine: Engine, expected: float) -> None:
         self.engine = engine
         self.expected = expected
@@ -108,3 +116,55 @@ class GradientAsker:
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         del state
+
+
+# -- losses of rows, for queries that need no backward pass -----------------------------------------------------------
+
+
+@contextmanager
+def placed(parameters: Mapping[str, nn.Parameter], values: Iterator[tuple[str, Tensor]]) -> Iterator[None]:
+    """Other values in the parameters' place; their own stay untouched and are put back whatever happens."""
+    own = {name: p.data for name, p in parameters.items()}
+    try:
+        for name, value in values:
+            parameters[name].data = value
+        yield
+    finally:
+        for name, p in parameters.items():
+            p.data = own[name]
+
+
+def row_losses(model: nn.Module, loss: Loss, rows: Rows, microbatch: int | None) -> Tensor:
+    """The loss of each row, in float64 and without a graph."""
+    batch, count = (rows.inputs, rows.labels), len(rows.owner)
+    found = []
+    with torch.no_grad():
+        for part in torch.split(torch.arange(count), microbatch or max(count, 1)):
+            losses = loss(model, rows_of(batch, part, count))
+            if losses.shape != (len(part),):
+                raise wrong_shape(losses.shape, len(part))
+            found.append(losses.double().cpu())
+    return torch.cat(found)
+
+
+def unit_means(values: Tensor, owner: Tensor, mute: Tensor | None) -> Tensor:
+    """The mean of each unit's rows (rows x numbers), as units x numbers; not a number for a unit with a muted row."""
+    owner = owner.cpu()
+    units = int(owner.max()) + 1 if len(owner) else 0
+    if mute is not None:
+        values = values.masked_fill(mute.cpu()[:, None], math.nan)
+    sizes = torch.bincount(owner, minlength=units).double()
+    found = torch.zeros(units, values.shape[1], dtype=torch.float64).index_add_(0, owner, values)
+    return (found / sizes[:, None])[sizes > 0]
+
+
+def cut(values: Tensor, clip: float) -> Tensor:
+    """Each number cut to [-clip, clip] and rounded to 2^-30 of a power of two near it; units x numbers, float64.
+
+    A unit with a number that is not finite becomes zero. Sums of up to 2^22 such numbers are exact in float64, so
+    nobody's number changes how the others round.
+    """
+    grid = 2.0 ** (math.frexp(clip)[1] - 30)
+    most = math.floor(clip / grid)
+    kept = torch.where(torch.isfinite(values).all(1, keepdim=True), values, 0)
+    return (kept / grid).round().clamp(-most, most) * grid

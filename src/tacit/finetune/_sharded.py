@@ -24,8 +24,8 @@ class ShardedUpdater(TorchUpdater):
         super().__init__(given.optimizer, given.parameters, given.stateful)
         self._shards = shards
 
-    def step(self, gradient: Mapping[str, Tensor], number: int) -> None:
-        del number
+    def step(self, gradient: Mapping[str, Tensor], number: int, factor: float = 1.0) -> None:
+        del number, factor
         self._shards.set_gradient(dict(gradient))
 
 

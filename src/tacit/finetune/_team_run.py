@@ -98,8 +98,7 @@ class TeamRun(Run):
             return True
         assert isinstance(order, tuple)
         step, parts = order
-        released = self._released(self._add_up(parts), None)
-        self.updater.step(self.query.gradient(released), step)
+        self._update(self._add_up(parts), step)
         self.done = step + 1
         return True
 

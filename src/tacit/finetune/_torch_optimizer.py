@@ -40,9 +40,9 @@ class TorchUpdater:
     ) -> None:
         self.optimizer, self.parameters, self.stateful = optimizer, dict(parameters), dict(stateful)
 
-    def step(self, gradient: Mapping[str, Tensor], number: int) -> None:
-        """Set the gradient; whoever asked for it calls the optimizer."""
-        del number
+    def step(self, gradient: Mapping[str, Tensor], number: int, factor: float = 1.0) -> None:
+        """Set the gradient; whoever asked for it calls the optimizer, at a learning rate of their own."""
+        del number, factor
         set_gradient(self.parameters, gradient)
 
     def averaged_weights(self) -> AbstractContextManager[None]:

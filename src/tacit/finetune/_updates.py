@@ -100,7 +100,7 @@ class Options(TypedDict, total=False):
 class Updates(Protocol):
     """Takes the steps of one run from released gradients, and keeps what a resumed run needs."""
 
-    def step(self, gradient: Mapping[str, Tensor], number: int) -> None: ...
+    def step(self, gradient: Mapping[str, Tensor], number: int, factor: float = 1.0) -> None: ...
 
     def averaged_weights(self) -> AbstractContextManager[None]: ...
 
@@ -129,10 +129,10 @@ class Updater:
         """What is updated."""
         return set(self._parameters)
 
-    def step(self, gradient: Mapping[str, Tensor], number: int) -> None:
-        """Step `number` of the run, from its released gradient."""
+    def step(self, gradient: Mapping[str, Tensor], number: int, factor: float = 1.0) -> None:
+        """Step `number` of the run, from its released gradient, at `factor` times its learning rate."""
         for group in self._optimizer.param_groups:
-            group["lr"] = self._update.rate(number, self._steps)
+            group["lr"] = factor * self._update.rate(number, self._steps)
         set_gradient(self._parameters, gradient)
         self._optimizer.step()
         self._optimizer.zero_grad()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.data import Rows
-from tacit.finetune._queries import Gradient, GradientQuery, Loss
+from tacit.finetune._queries import Gradient, GradientQuery, Loss, cut, placed, row_losses, unit_means
 from tacit.finetune._reading import in_place
 from tacit.gradients import (
     MIXED,
@@ -33,7 +32,6 @@ from tacit.gradients import (
     plain_numbers,
     refuse_live_statistics,
     row_shapes,
-    rows_of,
     seed_all,
     undisturbed,
     wrong_shape,
@@ -72,6 +70,8 @@ class ZerothOrderQuery:
 class SlopeAsker:
     """Asks two forward passes per direction. Nothing is kept for a backward pass."""
 
+    factor: float = 1.0
+
     def __init__(
         self, model: nn.Module, loss: Loss, expected: float, microbatch: int | None, query: ZerothOrderQuery
     ) -> None:
@@ -89,18 +89,10 @@ class SlopeAsker:
         return in_place(self._sum, rows, mute)
 
     def _sum(self, rows: Rows, mute: Tensor | None) -> ClippedSum:
-        units = int(rows.owner.max()) + 1 if len(rows.owner) else 0
-        owner = rows.owner.cpu()
-        sizes = torch.bincount(owner, minlength=units).double()
-        self._check((rows.inputs, rows.labels), len(owner))
+        self._check((rows.inputs, rows.labels), len(rows.owner))
         self._look_at(rows, mute)
-        found = torch.zeros(units, self._query.directions, dtype=torch.float64)
-        for direction in range(self._query.directions):
-            slopes = self._slopes(rows, direction)
-            if mute is not None:
-                slopes[mute.cpu()] = math.nan  # and so is its unit's mean: it adds nothing
-            found[:, direction].index_add_(0, owner, slopes)
-        return self._bounded((found / sizes[:, None])[sizes > 0])
+        slopes = [self._slopes(rows, direction) for direction in range(self._query.directions)]
+        return self._bounded(unit_means(torch.stack(slopes, 1), rows.owner, mute))
 
     def zero_sum(self) -> ClippedSum:
         return self._bounded(torch.zeros(0, self._query.directions, dtype=torch.float64))
@@ -173,10 +165,7 @@ class SlopeAsker:
 
     def _bounded(self, slopes: Tensor) -> ClippedSum:
         clip = self._query.clip
-        grid = 2.0 ** (math.frexp(clip)[1] - 30)
-        most = math.floor(clip / grid)
-        kept = torch.where(torch.isfinite(slopes).all(1, keepdim=True), slopes, 0)
-        kept = (kept / grid).round().clamp(-most, most) * grid
+        kept = cut(slopes, clip)
         norms, after = slopes.norm(dim=1), kept.norm(dim=1)
         private = Private(norms, torch.where(after < norms, after / norms, 1.0))
         bounds = {"slopes": clip * math.sqrt(self._query.directions)}
@@ -193,27 +182,10 @@ class SlopeAsker:
 
     def _losses(self, rows: Rows, direction: int, sign: int) -> Tensor:
         """The loss of each row with the parameters moved along a direction."""
-        batch, count = (rows.inputs, rows.labels), len(rows.owner)
-        found = []
-        with torch.no_grad(), self._moved(direction, sign):
-            for part in torch.split(torch.arange(count), self._microbatch or max(count, 1)):
-                losses = self._loss(self._model, rows_of(batch, part, count))
-                if losses.shape != (len(part),):
-                    raise wrong_shape(losses.shape, len(part))
-                found.append(losses.double().cpu())
-        return torch.cat(found)
-
-    @contextmanager
-    def _moved(self, direction: int, sign: int) -> Iterator[None]:
-        """Other values in the parameters' place; their own stay untouched and are put back whatever happens."""
-        own = {name: p.data for name, p in self._parameters.items()}
-        try:
-            for name, z in self._directions(direction):
-                self._parameters[name].data = own[name] + (sign * self._query.scale) * z
-            yield
-        finally:
-            for name, p in self._parameters.items():
-                p.data = own[name]
+        far = sign * self._query.scale
+        values = ((name, self._parameters[name].data + far * z) for name, z in self._directions(direction))
+        with placed(self._parameters, values):
+            return row_losses(self._model, self._loss, rows, self._microbatch)
 
     def _directions(self, direction: int) -> Iterator[tuple[str, Tensor]]:
         """A standard normal of each parameter's shape, made anew whenever it is needed: it takes no memory."""

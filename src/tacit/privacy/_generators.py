@@ -68,8 +68,10 @@ def _by(key: NoiseKey) -> Iterator[None]:
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     apple = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
     numpy_state, python_state = np.random.get_state(), random.getstate()
+    accelerated = bool(devices) or apple is not None or torch.accelerator.is_available()
+    seed = torch.manual_seed if accelerated else torch.default_generator.manual_seed  # of every device
     with torch.random.fork_rng(devices):
-        torch.manual_seed(int(drawn[-1]))  # of every device
+        seed(int(drawn[-1]))  # the first one notes a stack trace for each device that is not there: 2 ms
         state = torch.get_rng_state()
         state[_FIRST : _FIRST + 8 * _WORDS].view(torch.int64).copy_(words[:_WORDS])
         torch.set_rng_state(state)
