@@ -81,8 +81,11 @@ def probe(folder: Path) -> finetune.Fitted:
     )
 
 
-def own_loop(folder: Path) -> PrivateLoop:
+def own_loop(folder: Path, *, shuffled: bool = False) -> PrivateLoop:
     inputs, labels = data()
+    if shuffled:
+        order = torch.randperm(SIZE, generator=torch.Generator().manual_seed(distributed.get_rank()))
+        inputs, labels = inputs[order], labels[order]
     model = net().train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
@@ -171,6 +174,9 @@ def main(folder: Path, steps: int, dies: str) -> None:
             return add_up(self, *given)  # type: ignore[arg-type]
 
         TeamRun._add_up = dying  # type: ignore[method-assign,assignment]
+    if dies == "shuffles":
+        own_loop(folder, shuffled=True)
+        leave()
     facts: dict[str, object] = {}
     tensors: dict[str, torch.Tensor] = {}
     if dies == "never":

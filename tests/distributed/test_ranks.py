@@ -165,3 +165,9 @@ def test_ranks_that_do_not_know_of_each_other_are_refused(monkeypatch: pytest.Mo
         team()
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert team() is None
+
+
+def test_ranks_with_rows_in_another_order_are_refused(tmp_path: Path) -> None:
+    """Files that a machine lists in its own order: unit 3 here is unit 7 there, and somebody is in a step twice."""
+    assert not launch(tmp_path / "other", 2, arguments=["1", "shuffles"])
+    assert not (tmp_path / "other" / "own.db").exists() or not charges(tmp_path / "other", "own")

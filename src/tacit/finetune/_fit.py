@@ -348,7 +348,7 @@ def fit(
             if evaluate is not None and evaluate.public and head == "keep" and receipt is None:
                 warn_if_blind(Evaluator(evaluate, ready.held_out, task, curator, workers)(ready.body), ready.held_out)
         if ranks is not None:
-            check_ranks(ranks, ready.body, query, f"{settings} {len(records)}")
+            check_ranks(ranks, ready.body, query, settings, records)
         others = [] if paid is None else [paid.event if rows is None else paid.mean_event]
         leads = ranks is None or ranks.leads
         if receipt is not None:

@@ -223,7 +223,7 @@ def make_private(
     with whole():
         zero = without_values(query.zero_sum())
         if ranks is not None:
-            check_ranks(ranks, body, query, f"{settings} {len(records)} {checkpoint is None}")
+            check_ranks(ranks, body, query, f"{settings} {checkpoint is None}", records)
     account = account_for(ranks, settled, promise, ledger, subject, seed=seed)
     if ranks is None or ranks.leads:
         mechanisms.check(zero, account.event, noise=query.split(account.scale))

@@ -2,26 +2,57 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from tacit import _checkpoints as checkpoints
+from tacit.data import Records, unit_ids_of
 from tacit.distributed import Team
 from tacit.finetune._account import Account, Promise, no_account, open_account
 from tacit.finetune._optimizers import Optimizer
 from tacit.finetune._queries import GradientQuery
-from tacit.gradients import ClippedSum
-from tacit.privacy import Ledger
+from tacit.gradients import ClippedSum, leaves
+from tacit.privacy import Ledger, sampling
 from tacit.privacy.events import DpEvent
 
+_LOOKED_AT = 32  # units that are compared row by row
 
-def check_ranks(ranks: Team, body: nn.Module, query: GradientQuery, settings: str) -> None:
-    """Refuse, before anything is charged, what several ranks cannot share, and ranks that are not alike."""
+
+def check_ranks(ranks: Team, body: nn.Module, query: GradientQuery, settings: str, records: Records) -> None:
+    """Refuse, before anything is charged, what several ranks cannot share, and ranks that are not alike.
+
+    Formal guarantee: the leader draws numbers of units, and every rank reads some of them. If unit 3 here is unit 7
+    there (files listed in another order, another random split), somebody can be in a step twice, which moves its sum by
+    two clips. So the data are compared: ids, labels, and the rows of 32 units, which no other order leaves alike.
+    """
     if not isinstance(query.zero_sum(), ClippedSum):
         raise ValueError("This optimiser asks for more than clipped sums of gradients: run it in one process.")
     start = {name: p.detach() for name, p in body.named_parameters()} | dict(body.named_buffers())
-    ranks.check_same(checkpoints.digest(start, f"{settings} {checkpoints.precision()}"))
+    ranks.check_same(checkpoints.digest(start, f"{settings} {checkpoints.precision()} {order_of(records)}"))
+
+
+def order_of(records: Records) -> str:
+    """A name for data in their order: all ids and labels, and some units' rows. It goes to the other ranks alone."""
+    count, labels = len(records), records.labels()
+    found = hashlib.sha256(repr((count, unit_ids_of(records), labels.shape)).encode())
+    found.update(_bytes(labels))
+    chances = torch.full((1, records.uniforms), 0.5)
+    with sampling.reading_randomness("0" * 64):
+        for unit in torch.linspace(0, count - 1, min(count, _LOOKED_AT)).long().unique():
+            try:
+                rows = records.rows(unit[None], chances)
+                values = b"".join(_bytes(part) for part in (*leaves(rows.inputs), rows.labels))
+            except Exception:  # who cannot be read is dealt with where rows are read
+                values = b"unreadable"
+            found.update(hashlib.sha256(values).digest())
+    return found.hexdigest()
+
+
+def _bytes(values: Tensor) -> bytes:
+    return values.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def account_for(
