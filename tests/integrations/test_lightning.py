@@ -103,6 +103,10 @@ def test_nothing_unnoised_is_logged(tmp_path: Path) -> None:
     """Neither by the logger nor in checkpoints; validation has to be called public."""
     with pytest.raises(ValueError, match="public_evaluation"):
         trained(tmp_path, validate=True)
+    callback = PrivateTraining(nn.CrossEntropyLoss(), privacy=privacy())
+    later = lightning.Trainer(accelerator="cpu", default_root_dir=tmp_path, callbacks=[callback], logger=False)
+    with pytest.raises(ValueError, match="public_evaluation"):
+        later.validate(Module(), loader())
     logger = CSVLogger(tmp_path)
     module, _ = trained(
         tmp_path,

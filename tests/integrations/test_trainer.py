@@ -145,6 +145,10 @@ def test_evaluation_data_are_public_or_refused(tmp_path: Path) -> None:
     private = trainer(tmp_path, eval_dataset=Items(8), told=privacy(public_evaluation=True))
     private.train()
     assert "eval_loss" in private.evaluate()
+    quiet = trainer(tmp_path)
+    with pytest.raises(ValueError, match="public_evaluation"):  # its loss would be in the log, without noise
+        quiet.evaluate(Items(8))
+    assert not any("eval_loss" in entry for entry in quiet.state.log_history)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

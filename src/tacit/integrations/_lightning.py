@@ -48,7 +48,9 @@ class PrivateTraining(lightning.Callback):  # type: ignore[misc]
         return self._private
 
     def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
-        """Take the optimization over, before the trainer asks how it is done."""
+        """Take the optimization over, before the trainer asks how it is done; scores are of public data, or refused."""
+        if stage in ("validate", "test"):
+            self._privacy.check_evaluation("validation and test data")
         if stage != "fit":
             return
         _refuse(trainer, self._privacy)

@@ -84,6 +84,12 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             )
         return super().train(**options)
 
+    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
+        """`Trainer.evaluate`, whose scores are printed and kept: of data that are public."""
+        self._privacy.check_evaluation("evaluation data")
+        found: dict[str, float] = super().evaluate(*args, **options)
+        return found
+
     def get_train_dataloader(self) -> Any:
         """The length of an epoch, which is all that is asked before there is an optimizer."""
         return _Planned(self, self._plain_loader())
