@@ -1,5 +1,6 @@
 """Files that vanish, change or come back: a run that may be replayed stops, and never puts one noise on two sums."""
 
+import errno
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from PIL import Image
 from torch import nn
 
 from tacit import StepEvent
-from tacit.data import Records, VideoClips, chexpert
+from tacit.data import Broken, ImageFiles, ImageShape, Records, VideoClips, chexpert
 from tacit.finetune import DPSGD, Fitted, Labels, fit
 from tacit.privacy import Ledger
 
@@ -149,6 +150,25 @@ def test_a_file_that_vanishes_where_nothing_is_replayed_adds_zero(tmp_path: Path
         films[2].unlink(missing_ok=True)
 
     run_on(tmp_path, model, data, curator=curator, checkpoint=None, head="keep")
+
+
+def test_a_fault_of_the_machine_is_no_fault_of_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many open files: as broken bytes the image would add zero now, and its gradient when the step is replayed."""
+    file = tmp_path / "scan.png"
+    Image.new("L", (8, 8)).save(file)
+    images = ImageFiles([file], [0], shape=ImageShape(height=8, width=8, channels=1), memory=0)
+
+    def busy(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Image, "open", busy)
+        with pytest.raises(OSError, match="Too many") as raised:
+            images[0]
+    assert not isinstance(raised.value, Broken)
+    file.write_bytes(b"no image")
+    with pytest.raises(Broken):
+        ImageFiles([file], [0], shape=ImageShape(height=8, width=8, channels=1), memory=0)[0]
 
 
 def test_x_rays_that_change_are_refused_as_well(tmp_path: Path) -> None:

@@ -226,6 +226,11 @@ def test_bad_questions_take_no_place(serve: Making) -> None:
         assert client.post(ask, json=question(rows(1)), headers={"X-Unit-Id": "a"}).status_code == 200
         assert client.post(ask, json=question(rows(2), unit_ids=["b", "c"])).status_code == 200
         assert served.waiting == 3
+        huge = question(rows(1), unit_id="d")
+        huge["inputs"][0]["data"][0] = 10**400  # a value of a well-formed row: it takes its place, like any other
+        assert client.post(ask, json=huge).status_code == 200
+        assert served.drain()
+        assert served.version == 1
 
 
 def test_under_load_every_request_is_answered_or_asked_to_wait(serve: Making) -> None:

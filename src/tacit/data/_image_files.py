@@ -274,7 +274,9 @@ def decode(file: Path, shape: ImageShape) -> Pixels:
     try:
         with Image.open(file) as image:
             return squeezed(image, shape)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # whatever Pillow says of bytes
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # whatever Pillow says of bytes
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the machine (too many open files, a disk that fails): when it is read again it may be there
         raise Broken(f"{file} is no image that can be decoded.") from None
 
 

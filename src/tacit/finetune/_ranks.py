@@ -41,9 +41,9 @@ def order_of(records: Records) -> str:
     found.update(_bytes(labels))
     chances = torch.full((1, records.uniforms), 0.5)
     with sampling.reading_randomness("0" * 64):
-        for unit in torch.linspace(0, count - 1, min(count, _LOOKED_AT)).long().unique():
+        for unit in sorted(set(torch.linspace(0, count - 1, min(count, _LOOKED_AT)).long().tolist())):
             try:
-                rows = records.rows(unit[None], chances)
+                rows = records.rows(torch.tensor([unit]), chances)
                 values = b"".join(_bytes(part) for part in (*leaves(rows.inputs), rows.labels))
             except Exception:  # who cannot be read is dealt with where rows are read
                 values = b"unreadable"

@@ -174,8 +174,14 @@ def _rows(given: schemas.InputTensor) -> Tensor:
     if len(flat) != math.prod(given.shape):
         raise ValueError(f"{len(flat)} numbers for the shape {given.shape}.")
     # a value that is no number takes its place as a missing one: it is not learnt from, and moves nobody else
-    numbers = [float(v) if isinstance(v, int | float) and not isinstance(v, bool) else math.nan for v in flat]
-    return torch.tensor(numbers, dtype=torch.float64).float().reshape(given.shape)
+    return torch.tensor([_number(v) for v in flat], dtype=torch.float64).float().reshape(given.shape)
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # a whole number of hundreds of digits, as JSON allows
+        return math.nan
 
 
 def _unit_ids(request: schemas.InferenceRequest, header: str | None, rows: int) -> list[str] | None:
