@@ -84,7 +84,7 @@ def sections(outcome: PipelineResult) -> list[Section]:
         text = f"The final run took lr {tuned.lr:.4g} and {tuned.steps} steps. " + " ".join(tuned.decisions)
         found.append(Section("Search and fine-tuning", text, tables=[table]))
     if fitted is not None:
-        text = f"{fitted.trained:,} numbers were trained ({fitted.scheme}) in {fitted.steps} steps, with noise "
+        text = f"{fitted.trained:,} parameters were trained ({fitted.scheme}) in {fitted.steps} steps, with noise "
         text += f"{fitted.noise_multiplier:.4g} times the clip."
         scores = fitted.scores
         tables = []
