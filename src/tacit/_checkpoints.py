@@ -16,6 +16,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from tacit._files import write_atomically
+from tacit.gradients import kernels_in_use
 from tacit.privacy import Ledger
 
 write = write_atomically  # all of it or nothing
@@ -65,7 +66,7 @@ def digest(tensors: dict[str, Tensor], written: str = "") -> str:
 
 
 def precision() -> dict[str, str]:
-    """What decides how torch rounds, beside the types of tensors: its version and its switches."""
+    """What decides how numbers are rounded, beside their types: torch's version and switches, and compiled kernels."""
     kinds = ("cpu", "cuda")
     return {
         "torch": str(torch.__version__),
@@ -75,6 +76,7 @@ def precision() -> dict[str, str]:
         "float32 products": torch.get_float32_matmul_precision(),
         "tf32 convolutions": str(torch.backends.cudnn.allow_tf32),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+        "compiled kernels": str(kernels_in_use()),
     }
 
 

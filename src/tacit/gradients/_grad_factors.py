@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from tacit.gradients import _kernels
 from tacit.gradients._norms import built_norms, ghost_norms, square_norms
 from tacit.gradients._units import Units
 
@@ -30,6 +31,7 @@ TRAFFIC = 40
 _CHUNK = 1 << 20  # numbers in float64 at a time
 _RUN = 1 << 12  # terms in one run of additions: runs are added to each other, which rounds less than one long run
 _LONGEST = 128  # positions in one product in float32
+_FEWEST = 8  # positions in one, where a kernel adds it up as it goes
 _FEW = 4  # rows whose products are formed together
 _ADDING, _CALLING = 16, 400_000  # what adding an entry to the sum costs, and starting a product: in multiplications
 
@@ -177,6 +179,8 @@ class Factored:
             return 0
         positions, size = self.u.shape[1], self.u.shape[2] * self.v.shape[2]
         run = math.ceil(positions / max(math.ceil(positions / _LONGEST), 1))
+        if _kernels.kernels_in_use() and self.u.device.type == "cpu":  # adding up costs next to nothing there
+            return run if run >= _FEWEST else 0
         return run if (run - _ADDING) * size > _CALLING else 0
 
     def _sum_by_row(self, weights: Tensor, units: Units, bad: Tensor | None) -> Tensor:
@@ -188,7 +192,7 @@ class Factored:
         left_out = bad if large is None else large if bad is None else large | bad
         if left_out is not None:
             left_out = left_out[units.of_row]
-        add = _few if u.device.type == "cpu" else _many
+        add = _kernels.weighted_sum if _kernels.serves(u, v) else _few if u.device.type == "cpu" else _many
         total = weights.new_zeros(u.shape[2], v.shape[2])
         step = max(1, _RUN // math.ceil(u.shape[1] / run))
         for i in range(0, len(u), step):

@@ -13,6 +13,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from tacit.gradients import _kernels
+
 _BUDGET = 1 << 22  # numbers in one Gram matrix stack, or in one copy in float64
 _SHORT = 32  # terms of a sum in float32
 _WIDTH = 128  # terms of a scalar product in float32
@@ -73,6 +75,8 @@ def ghost_norms(u: Tensor, v: Tensor, *, run: int, repair: bool = True) -> tuple
     length = u.shape[1]
     if length == 1:
         found = torch.mul(*(square_norms(t[:, 0].float(), repair=repair) for t in (u, v)))
+    elif _kernels.serves(u, v):
+        found = _ghost_in_place(u, v, run)
     else:
         step = max(1, _BUDGET // max(length * length, 1))
         parts = [_ghost(u[i : i + step].float(), v[i : i + step].float(), run) for i in range(0, u.shape[0], step)]
@@ -118,6 +122,14 @@ def _ghost(u: Tensor, v: Tensor, run: int) -> Tensor:
     roundings = _terms(u) + _terms(v) + _SHORT + 4 + 2 * run
     found = total.clamp_(min=0).add_(most, alpha=1.01 * _UNIT * roundings)
     # A large factor next to one whose square underflows: the Gram matrices cannot tell, float64 can.
+    return torch.where(largest < 1e20, found, torch.inf)
+
+
+def _ghost_in_place(u: Tensor, v: Tensor, run: int) -> Tensor:
+    """As `_ghost`, with no Gram matrix in memory: scalar products round less often, everything else is float64."""
+    total, most, largest = _kernels.ghost(u, v)
+    roundings = _kernels.roundings(u.shape[2]) + _kernels.roundings(v.shape[2]) + _SHORT + 4 + 2 * run
+    found = total.clamp_(min=0).add_(most, alpha=1.01 * _UNIT * roundings)
     return torch.where(largest < 1e20, found, torch.inf)
 
 

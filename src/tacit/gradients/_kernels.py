@@ -1,0 +1,164 @@
+"""Two kernels in C for CPUs, `kernels.c`, compiled at first use where there is a C compiler; torch serves elsewhere.
+
+Per-unit products in float32 whose sum is float64 have no counterpart in torch: there each product is written to
+memory, read again and converted, which costs as much as the product. The kernels have the bounds of the code that they
+replace (`_norms`, `_grad_factors`), and no entry's arithmetic depends on threads or on who else is there.
+
+The library is kept in the user's cache folder under a hash of source, compiler and processor. `TACIT_KERNELS=0` in the
+environment switches it off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tacit._files import replacing
+
+LONGEST = 128  # positions in one product, as in kernels.c
+LANES, TERMS = 8, 1024  # of a scalar product: side by side, and at a time in float32
+_SOURCE = Path(__file__).with_name("kernels.c")
+_OPTIONS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC")
+_SECONDS = 120  # that a compiler may take
+_ALONE = 1 << 22  # multiplications below which a second thread costs more than it saves
+_POOLS: dict[int, ThreadPoolExecutor] = {}
+
+
+def kernels_in_use() -> bool:
+    """Whether the kernels serve tensors of a CPU here: sums have other last bits with them than without."""
+    return _library() is not None
+
+
+def serves(*tensors: Tensor) -> bool:
+    """Whether the kernels take these tensors (rows, positions, features)."""
+    return (
+        all(t.dtype == torch.float32 and t.device.type == "cpu" and t.stride(2) == 1 for t in tensors)
+        and all(t.numel() for t in tensors)
+        and type(tensors[0]) is type(tensors[1]) is Tensor
+        and kernels_in_use()
+    )
+
+
+def weighted_sum(u: Tensor, v: Tensor, weights: Tensor, left_out: Tensor | None, run: int) -> Tensor:
+    """sum_n w_n sum_t u_nt v_nt^T in float64, each product over at most `run` positions in float32."""
+    (rows, positions, m), k = u.shape, v.shape[2]
+    if run > LONGEST:
+        raise ValueError(f"At most {LONGEST} positions are multiplied at a time, not {run}.")
+    total = torch.zeros(m, k, dtype=torch.float64)
+    weights = weights.contiguous()
+    skip = torch.zeros(rows, dtype=torch.bool) if left_out is None else left_out.contiguous()
+    given = (*_described(u), *_described(v), weights.data_ptr(), skip.data_ptr(), rows, positions, run, k)
+    call = _function("tacit_weighted_sum")
+    _share(m, rows * positions * m * k, lambda first, last: call(*given, first, last, total.data_ptr()))
+    return total
+
+
+def ghost(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For each n: |sum_t u_t v_t^T|^2 from scalar products, (sum_t |u_t| |v_t|)^2, the largest |u_t|^2 or |v_t|^2."""
+    (rows, positions, m), k = u.shape, v.shape[2]
+    found = torch.empty(3, rows, dtype=torch.float64)
+    given = (*_described(u), m, *_described(v), k, positions)
+    into = [part.data_ptr() for part in found]
+    call = _function("tacit_ghost")
+    _share(rows, rows * positions * positions * (m + k), lambda first, last: call(*given, first, last, *into))
+    return found[0], found[1], found[2]
+
+
+def roundings(width: int) -> int:
+    """How often `ghost` rounds on the way to one scalar product of so many terms: a lane, the lanes, what is left."""
+    return min(width, TERMS) // LANES + 3 + min(width, LANES - 1) + 1
+
+
+def _described(t: Tensor) -> tuple[int, int, int]:
+    return t.data_ptr(), t.stride(0), t.stride(1)
+
+
+def _share(parts: int, work: int, do: Callable[[int, int], None]) -> None:
+    """Over torch's number of threads, if that pays."""
+    threads = min(torch.get_num_threads(), parts)
+    if threads < 2 or work < _ALONE:
+        do(0, parts)
+        return
+    if threads not in _POOLS:
+        _POOLS[threads] = ThreadPoolExecutor(threads - 1, thread_name_prefix="tacit-kernels")
+    edges = [parts * i // threads for i in range(threads + 1)]
+    others = [_POOLS[threads].submit(do, a, b) for a, b in pairwise(edges[1:])]
+    do(edges[0], edges[1])
+    for other in others:
+        other.result()
+
+
+os.register_at_fork(after_in_child=_POOLS.clear)  # threads do not survive a fork
+
+
+@cache
+def _function(name: str) -> Callable[..., None]:
+    library = _library()
+    if library is None:
+        raise RuntimeError("The kernels are not compiled: ask `serves` first.")
+    function = getattr(library, name)
+    pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
+    tensor = (pointer, size, size)
+    function.restype = None
+    function.argtypes = {
+        "tacit_weighted_sum": (*tensor, *tensor, pointer, pointer, *[size] * 6, pointer),
+        "tacit_ghost": (*tensor, size, *tensor, size, *[size] * 3, pointer, pointer, pointer),
+    }[name]
+    return function  # type: ignore[no-any-return]
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    """The compiled library; None without a compiler, or if anything about it fails: torch serves then."""
+    compiler = shutil.which(os.environ.get("CC") or "cc")
+    if os.environ.get("TACIT_KERNELS") == "0" or compiler is None or os.name != "posix":
+        return None
+    try:
+        return ctypes.CDLL(str(_compiled(compiler)))
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _compiled(compiler: str) -> Path:
+    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_SECONDS, check=True).stdout
+    parts = (_SOURCE.read_bytes(), " ".join(_OPTIONS).encode(), version, platform.machine().encode(), _processor())
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tacit"
+    library = folder / f"kernels-{hashlib.sha256(bytes(1).join(parts)).hexdigest()[:32]}.so"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _ours(folder):
+        raise OSError("Others may write to the cache folder.")
+    if not library.exists():
+        with replacing(library, mode=0o700) as partial:
+            command = [compiler, *_OPTIONS, "-o", str(partial), str(_SOURCE), "-lm"]
+            subprocess.run(command, capture_output=True, timeout=_SECONDS, check=True)
+    if not _ours(library):
+        raise OSError("Others may write to the compiled library.")
+    return library
+
+
+def _ours(path: Path) -> bool:
+    """Whether nobody else could have put it there."""
+    found = path.stat()
+    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _processor() -> bytes:
+    """What `-march=native` depends on: a home folder may serve several machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor().encode()
+    return "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model"))})).encode()

@@ -1,0 +1,168 @@
+/* What one unit's outer products add up to, and their norm, without writing either to memory.
+
+   Compiled at first use where there is a C compiler (see _kernels.py); without one the same is done by torch. Both have
+   the same bounds: numbers of one unit are multiplied in float, in runs whose rounding the norms allow for, and units
+   are added up in double. How the output is cut, and over how many threads, changes no entry's arithmetic. */
+
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+typedef ptrdiff_t size;
+typedef float lanes __attribute__((vector_size(32)));
+typedef float unaligned __attribute__((vector_size(32), aligned(4), may_alias));
+
+enum { LANES = 8, HIGH = 4, WIDE = 24, ROWS = 96, COLUMNS = 192, LONGEST = 128, TERMS = 1024 };
+
+static inline lanes load(const float *from) {
+    lanes found = (lanes) * (const unaligned *)from;
+#ifdef __AVX__
+    __asm__("" : "+x"(found)); /* in a register: read once, not once for each product */
+#endif
+    return found;
+}
+
+/* out (HIGH x WIDE) = sum over t of a[t]^T b[t]. */
+static void tile(const float *restrict a, const float *restrict b, size length, float *restrict out) {
+    lanes sums[HIGH][WIDE / LANES] = {{{0}}};
+    for (size t = 0; t < length; t++) {
+        const lanes b0 = load(b), b1 = load(b + LANES), b2 = load(b + 2 * LANES);
+#pragma GCC unroll 4
+        for (int i = 0; i < HIGH; i++) {
+            sums[i][0] += a[i] * b0;
+            sums[i][1] += a[i] * b1;
+            sums[i][2] += a[i] * b2;
+        }
+        a += HIGH;
+        b += WIDE;
+    }
+    memcpy(out, sums, sizeof sums);
+}
+
+/* Positions of some columns, a panel of `wide` columns after the other; zeros beyond the last column. */
+static void pack(const float *from, size step, size length, size columns, size wide, float *to) {
+    for (size first = 0; first < columns; first += wide) {
+        const size some = columns - first < wide ? columns - first : wide;
+        for (size t = 0; t < length; t++, to += wide) {
+            const float *line = from + t * step + first;
+            if (some == wide) {
+                memcpy(to, line, wide * sizeof *to);
+            } else {
+                memset(to, 0, wide * sizeof *to);
+                memcpy(to, line, some * sizeof *to);
+            }
+        }
+    }
+}
+
+/* total[first:last] += sum_n w_n sum_t u_nt v_nt^T, `run` <= LONGEST positions at a time in float; u (rows, positions,
+   m), v (rows, positions, k), total (m, k). Rows with skip[n] are not touched. */
+void tacit_weighted_sum(const float *u, size u_row, size u_position, const float *v, size v_row, size v_position,
+                        const double *weights, const unsigned char *skip, size rows, size positions, size run, size k,
+                        size first, size last, double *total) {
+    float a[ROWS * LONGEST], b[COLUMNS * LONGEST], product[HIGH * WIDE];
+    double sums[ROWS * COLUMNS];
+    for (size row = first; row < last; row += ROWS) {
+        const size high = last - row < ROWS ? last - row : ROWS;
+        for (size column = 0; column < k; column += COLUMNS) {
+            const size wide = k - column < COLUMNS ? k - column : COLUMNS;
+            memset(sums, 0, sizeof sums);
+            for (size n = 0; n < rows; n++) {
+                if (skip[n])
+                    continue;
+                for (size start = 0; start < positions; start += run) {
+                    const size length = positions - start < run ? positions - start : run;
+                    pack(u + n * u_row + start * u_position + row, u_position, length, high, HIGH, a);
+                    pack(v + n * v_row + start * v_position + column, v_position, length, wide, WIDE, b);
+                    for (size j = 0; j < wide; j += WIDE)
+                        for (size i = 0; i < high; i += HIGH) {
+                            tile(a + i * length, b + j * length, length, product);
+                            for (int x = 0; x < HIGH; x++) {
+                                double *into = sums + (i + x) * COLUMNS + j;
+                                for (int y = 0; y < WIDE; y++)
+                                    into[y] += weights[n] * (double)product[x * WIDE + y];
+                            }
+                        }
+                }
+            }
+            for (size i = 0; i < high; i++)
+                for (size j = 0; j < wide; j++)
+                    total[(row + i) * k + column + j] += sums[i * COLUMNS + j];
+        }
+    }
+}
+
+static inline float across(lanes s) {
+    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+}
+
+/* Adds the scalar products of four positions with three others: a lane at a time, then the lanes, then the rest. */
+static void products_of(const float *const t[4], const float *const s[3], size start, size end, double out[12]) {
+    lanes sums[12] = {{0}};
+    const size whole = start + (end - start) / LANES * LANES;
+    for (size x = start; x < whole; x += LANES) {
+        const lanes s0 = load(s[0] + x), s1 = load(s[1] + x), s2 = load(s[2] + x);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            const lanes left = load(t[i] + x);
+            sums[3 * i] += left * s0;
+            sums[3 * i + 1] += left * s1;
+            sums[3 * i + 2] += left * s2;
+        }
+    }
+    for (int i = 0; i < 12; i++) {
+        float found = across(sums[i]);
+        for (size x = whole; x < end; x++)
+            found += t[i / 3][x] * s[i % 3][x];
+        out[i] += (double)found;
+    }
+}
+
+/* Of vectors of any length, TERMS at a time in float. */
+static void products(const float *const t[4], const float *const s[3], size width, double out[12]) {
+    for (int i = 0; i < 12; i++)
+        out[i] = 0;
+    for (size x = 0; x < width; x += TERMS)
+        products_of(t, s, x, width - x < TERMS ? width : x + TERMS, out);
+}
+
+/* For each row n from first to last: found = sum_ts (u_t u_s)(v_t v_s), most = (sum_t |u_t| |v_t|)^2, largest = the
+   largest |u_t|^2 or |v_t|^2; every scalar product in float, everything else in double. Each pair of positions once. */
+void tacit_ghost(const float *u, size u_row, size u_position, size m, const float *v, size v_row, size v_position,
+                 size k, size positions, size first, size last, double *found, double *most, double *largest) {
+    for (size n = first; n < last; n++) {
+        double total = 0, sizes = 0, high = 0;
+        for (size t = 0; t < positions; t += 4)
+            for (size s = 0; s <= t + 3 && s < positions; s += 3) {
+                const float *ut[4], *vt[4], *us[3], *vs[3];
+                double left[12], right[12];
+                for (int i = 0; i < 4; i++) {
+                    const size at = t + i < positions ? t + i : positions - 1;
+                    ut[i] = u + n * u_row + at * u_position;
+                    vt[i] = v + n * v_row + at * v_position;
+                }
+                for (int j = 0; j < 3; j++) {
+                    const size at = s + j < positions ? s + j : positions - 1;
+                    us[j] = u + n * u_row + at * u_position;
+                    vs[j] = v + n * v_row + at * v_position;
+                }
+                products(ut, us, m, left);
+                products(vt, vs, k, right);
+                for (int i = 0; i < 4 && t + i < positions; i++)
+                    for (int j = 0; j < 3 && s + j <= t + i; j++) {
+                        const double a = left[3 * i + j], b = right[3 * i + j];
+                        if (s + j < t + i) {
+                            total += 2 * a * b;
+                            continue;
+                        }
+                        total += a * b;
+                        sizes += sqrt(a * b);
+                        high = a > high || a != a ? a : high;
+                        high = b > high || b != b ? b : high;
+                    }
+            }
+        found[n] = total;
+        most[n] = sizes * sizes;
+        largest[n] = high;
+    }
+}

@@ -1,0 +1,158 @@
+"""The compiled kernels against their twins in torch and against float64; and what serves where there is no compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tacit.gradients import Engine
+from tacit.gradients import _grad_factors as factors
+from tacit.gradients import _kernels as kernels
+from tacit.gradients._norms import _ghost, _ghost_in_place, ghost_norms
+
+compiled = pytest.mark.skipif(not kernels.kernels_in_use(), reason="needs a C compiler")
+SHAPES = [(3, 2, 1, 1), (2, 5, 3, 25), (4, 50, 97, 193), (2, 128, 8, 200), (3, 7, 192, 24), (1, 9, 2050, 31)]
+
+
+def whole_numbers(rows: int, positions: int, m: int, k: int) -> tuple[Tensor, Tensor]:
+    """Small integers: every sum of their products is exact in float32, in any order."""
+    torch.manual_seed(rows * positions + m)
+    return torch.randint(-3, 4, (rows, positions, m)).float(), torch.randint(-3, 4, (rows, positions, k)).float()
+
+
+@compiled
+@pytest.mark.parametrize("shape", SHAPES)
+def test_integers_are_exact(shape: tuple[int, int, int, int]) -> None:
+    u, v = whole_numbers(*shape)
+    weights = torch.randint(1, 9, (shape[0],)).double() / 8
+    expected = torch.einsum("n,ntm,ntk->mk", weights, u.double(), v.double())
+    for run in (shape[1], 3):
+        assert torch.equal(kernels.weighted_sum(u, v, weights, None, run), expected)
+    built = torch.bmm(u.mT.double(), v.double())
+    squares, most, largest = kernels.ghost(u, v)
+    assert torch.equal(squares, built.square().sum((1, 2)))
+    lengths = (u.double().norm(dim=2), v.double().norm(dim=2))
+    assert torch.allclose(most, torch.mul(*lengths).sum(1).square(), rtol=1e-12)
+    assert torch.equal(largest, torch.cat(lengths, 1).square().amax(1).round())
+
+
+@compiled
+@pytest.mark.parametrize("shape", [(5, 50, 96, 145), (3, 128, 200, 64), (4, 2, 7, 9)])
+def test_the_twins_in_torch_agree(shape: tuple[int, int, int, int]) -> None:
+    torch.manual_seed(0)
+    rows, positions, m, k = shape
+    u, v, weights = torch.randn(rows, positions, m), torch.randn(rows, positions, k), torch.rand(rows).double()
+    left_out = torch.arange(rows) == 1
+    for skip in (None, left_out):
+        given = u if skip is None else u.masked_fill(skip[:, None, None], torch.nan)
+        found = kernels.weighted_sum(given, v, weights, skip, positions)
+        twin = factors._few(given, v, weights, skip, positions)
+        assert float((found - twin).norm()) < 1e-6 * float(twin.norm())
+    true = torch.bmm(u.mT.double(), v.double()).square().sum((1, 2))
+    for norms in (_ghost(u, v, positions), _ghost_in_place(u, v, positions)):
+        assert bool((norms >= true).all())
+        assert bool((norms <= true * (1 + 1e-2)).all())
+
+
+@compiled
+@pytest.mark.parametrize(("length", "width"), [(2, 65536), (700, 96), (64, 8192)])
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 0.7])
+def test_norms_are_never_too_small(length: int, width: int, value: float) -> None:
+    """Equal entries round the same way every time, which is the worst a long sum can do."""
+    u, v = torch.full((1, length, width), value), torch.full((1, length, 16), value)
+    true = (length * float(u[0, 0, 0]) ** 2) ** 2 * width * 16
+    assert true <= float(_ghost_in_place(u, v, 0)) <= true * (1 + 1e-4)
+
+
+@compiled
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e-12])
+def test_norms_hold_what_is_formed_when_positions_cancel(scale: float) -> None:
+    torch.manual_seed(1)
+    half = torch.randn(4, 20, 48)
+    u = torch.cat([half, -half], 1)
+    v = torch.cat([(first := torch.randn(4, 20, 96)), first + scale * torch.randn(4, 20, 96)], 1)
+    norms = ghost_norms(u, v, run=40)[0].sqrt()
+    for unit in range(4):
+        alone = torch.zeros(4, dtype=torch.float64)
+        alone[unit] = 1
+        assert float(kernels.weighted_sum(u, v, alone, None, 40).norm()) <= float(norms[unit])
+
+
+@compiled
+def test_threads_and_places_change_no_bit() -> None:
+    torch.manual_seed(2)
+    u, v, weights = torch.randn(40, 50, 100), torch.randn(40, 50, 210), torch.rand(40).double()
+    kept = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append((kernels.weighted_sum(u, v, weights, None, 50), *kernels.ghost(u, v)))
+    finally:
+        torch.set_num_threads(kept)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+    one = torch.ones(1, dtype=torch.float64)
+    alone = kernels.weighted_sum(u[7:8], v[7:8], one, None, 50)
+    others = torch.arange(40) != 7
+    assert torch.equal(kernels.weighted_sum(u, v, torch.ones(40).double(), others, 50), alone)
+    assert torch.equal(kernels.ghost(u, v)[0][7:8], kernels.ghost(u[7:8], v[7:8])[0])
+
+
+@compiled
+def test_rows_with_other_strides() -> None:
+    u, v = whole_numbers(6, 10, 33, 20)
+    strided = u.transpose(0, 1).contiguous().transpose(0, 1)
+    weights = torch.ones(6, dtype=torch.float64)
+    assert torch.equal(
+        kernels.weighted_sum(strided, v, weights, None, 10), kernels.weighted_sum(u, v, weights, None, 10)
+    )
+    assert torch.equal(kernels.ghost(strided, v)[0], kernels.ghost(u, v)[0])
+    assert not kernels.serves(u.mT, v)
+    assert not kernels.serves(u.double(), v.double())
+
+
+@compiled
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf, 1e30])
+def test_what_float32_is_too_narrow_for_is_infinite(odd: float) -> None:
+    u, v = torch.rand(3, 5, 12), torch.rand(3, 5, 9)
+    v[1, 3, 4] = odd
+    found = _ghost_in_place(u, v, 5)
+    assert torch.equal(torch.isinf(found), torch.tensor([False, True, False]))
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """The library is looked for again, in the test and after it."""
+    for cached in (kernels._library, kernels._function):
+        cached.cache_clear()
+    yield
+    for cached in (kernels._library, kernels._function):
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize("way", ["off", "no compiler", "a broken compiler", "a folder of others"])
+@pytest.mark.usefixtures("forgotten")
+def test_without_kernels_torch_serves(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if way == "off":
+        monkeypatch.setenv("TACIT_KERNELS", "0")
+    elif way == "a folder of others":
+        (tmp_path / "tacit").mkdir()
+        (tmp_path / "tacit").chmod(0o777)
+    else:
+        monkeypatch.setenv("CC", "no-such-compiler" if way == "no compiler" else "false")
+    assert not kernels.kernels_in_use()
+    assert list(tmp_path.rglob("*.so")) == []
+    model = nn.Sequential(nn.Linear(12, 40), nn.Tanh(), nn.Linear(40, 3))
+    x = torch.randn(5, 20, 12)
+    found = Engine(model, lambda m, t: m(t).square().mean((1, 2)), clip=0.1)(x)
+    monkeypatch.undo()
+    kernels._library.cache_clear()
+    again = Engine(model, lambda m, t: m(t).square().mean((1, 2)), clip=0.1)(x)
+    for name, value in again.sum.items():
+        assert torch.allclose(value, found.sum[name], rtol=1e-4, atol=1e-7)
