@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 CLUSTER := .venv-cluster
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo studies audit test test-slow test-cluster test-distributed bench lint docs diagram clean
+.PHONY: demo studies audit test test-slow test-cluster test-distributed bench bars lint docs diagram clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tacit demo
@@ -40,6 +40,11 @@ audit: $(VENV)/.test
 
 bench: $(VENV)/.test
 	PYTHONPATH=. $(BIN)/python benchmarks/run.py
+
+# The table of bars at the head of docs/benchmarks.md, some 25 minutes on two idle cores; `make bars ROWS="vit-64 bert"`
+# runs some of it. Rows are kept in .bars.json as they are finished, and after a kill the rest is run.
+bars: $(VENV)/.test
+	PYTHONPATH=. $(BIN)/python benchmarks/bars.py --json .bars.json --page docs/benchmarks.md $(if $(ROWS),--row $(ROWS))
 
 lint: $(VENV)/.test $(VENV)/.lint
 	$(BIN)/ruff check .

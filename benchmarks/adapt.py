@@ -74,21 +74,29 @@ def build(name: str, arm: str, rows: int = ROWS) -> Step:
     return lambda: running(images)
 
 
-def run(name: str, rounds: int) -> Result:
-    steps = {arm: build(name, arm) for arm in ARMS}
-    seconds = time_rounds(steps, rounds=rounds)
+def run(
+    name: str,
+    rounds: int,
+    *,
+    arms: Sequence[str] = ARMS,
+    bars: Sequence[Bar] | None = None,
+    budget: float = float("inf"),
+) -> Result:
+    """After `budget` seconds no further round begins, except that there are always three."""
+    steps = {arm: build(name, arm) for arm in arms}
+    seconds = time_rounds(steps, rounds=rounds, budget=budget)
     peaks = {
-        arm: peak_memory(partial(build, name, arm), partial(build, name, arm, 2), preload=("torch",)) for arm in ARMS
+        arm: peak_memory(partial(build, name, arm), partial(build, name, arm, 2), preload=("torch",)) for arm in arms
     }
     found = {
         arm: Row(
             arm, seconds[arm], paired_ratio(seconds[arm], seconds[TWIN]), peaks[arm], peaks[arm] / max(peaks[TWIN], 1)
         )
-        for arm in ARMS
+        for arm in arms
     }
     null = found[NULL].ratio
     deviation = abs(null.median - 1) if null else 0.0
-    verdicts = [evaluator(bar, found, deviation) for bar in BARS.get(name, ())]
+    verdicts = [evaluator(bar, found, deviation) for bar in (BARS.get(name, ()) if bars is None else bars)]
     title = f"{METHODS[name]().name}, LayerNorms of a ViT 192x6, batch {ROWS}"
     return Result(name, title, TWIN, list(found.values()), verdicts, deviation)
 

@@ -1,9 +1,10 @@
-"""Operations of a clipped sum, counted: what the time could be if every operation took equally long.
+"""What a step does, counted: the limit of its time if only multiplications took any, and what else it does.
 
     python benchmarks/counted.py [--work NAME ...] [--markdown FILE]
 
-Matrix products, convolutions and attention, as `torch.utils.flop_counter` counts them, in one step each; what reads and
-writes without multiplying (adding a row's gradient to the sum, copies, norms) does not count. Nothing is timed, so this
+Multiplications are those of matrix products, convolutions and attention, as `torch.utils.flop_counter` counts them; the
+kernels of `tacit.gradients` are counted as the products of torch that they replace (with both halves of a Gram matrix).
+Bytes are what torch's operations read and write, views left out; calls are those operations. Nothing is timed, so this
 may run beside anything.
 """
 
@@ -13,23 +14,64 @@ import argparse
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from arms import build
 from gradients import works
 from paired import Step
+from tacit.gradients import _kernels
+
+STEPS = 4  # of which the least counts: the first one checks the model, and some check a unit
 
 
-def operations(step: Step) -> int:
-    """Of one step: the least of four, for the first one checks the model, and some check a unit."""
-    counts = []
-    for _ in range(4):
-        with FlopCounterMode(display=False) as counter:
+@dataclass(frozen=True)
+class Count:
+    """Of one step."""
+
+    multiplications: int
+    bytes: int
+    calls: int
+
+
+class _Traffic(TorchDispatchMode):
+    """Calls, and the bytes of their tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        self.calls += 1
+        if not func.is_view:
+            seen = tree_leaves((args, kwargs, found))
+            self.bytes += sum(t.numel() * t.itemsize for t in seen if isinstance(t, Tensor))
+        return found
+
+
+def count(step: Step, steps: int = STEPS) -> Count:
+    """Multiplications as torch would do them, calls and bytes as they are."""
+    products, traffic = [], []
+    with patch.object(_kernels, "serves", return_value=False):
+        for _ in range(steps):
+            with FlopCounterMode(display=False) as counter:
+                step()
+            products.append(counter.get_total_flops() // 2)
+    for _ in range(steps):
+        with _Traffic() as seen:
             step()
-        counts.append(counter.get_total_flops())
-    return min(counts)
+        traffic.append((seen.calls, seen.bytes))
+    calls, size = min(traffic)
+    return Count(min(products), size, calls)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -38,11 +80,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--markdown", type=Path, metavar="FILE")
     options, _ = parser.parse_known_args(argv)
     warnings.simplefilter("ignore")
-    lines = ["| work | no privacy | tacit | limit |", "|---|---|---|---|"]
+    torch.set_num_threads(1)
+    lines = ["| work | multiplications (limit) | bytes | calls |", "|---|---|---|---|"]
     for name in options.work or works():
         work = works()[name]
-        plain, private = (operations(build(work, arm)) for arm in (work.reference, "tacit"))
-        lines.append(f"| {name} | {plain / 1e9:.2f} | {private / 1e9:.2f} | {private / plain:.3f} |")
+        plain, private = (count(build(work, arm)) for arm in (work.reference, "tacit"))
+        lines.append(
+            f"| {name} | {private.multiplications / plain.multiplications:.3f} | {private.bytes / plain.bytes:.2f} | "
+            f"{plain.calls} -> {private.calls} |"
+        )
         print(lines[-1], flush=True)
     if options.markdown:
         options.markdown.write_text("\n".join(lines) + "\n")

@@ -82,7 +82,12 @@ def features(rows: int) -> Batch:
 
 
 def norms_only() -> nn.Module:
-    model = ViT().requires_grad_(False)
+    return norms_of(ViT())
+
+
+def norms_of(model: nn.Module) -> nn.Module:
+    """The same model with its LayerNorms trained and nothing else."""
+    model.requires_grad_(False)
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
             module.requires_grad_(True)
@@ -165,8 +170,11 @@ def works() -> dict[str, Work]:
     return {work.name: work for work in everything}
 
 
-def run(work: Work, *, rounds: int, jax_python: Path | str, console: Console) -> Result:
-    """Peak memory of every arm in its own process, then the check of every sum, then the rounds."""
+def run(work: Work, *, rounds: int, jax_python: Path | str, console: Console, budget: float = float("inf")) -> Result:
+    """Peak memory of every arm in its own process, then the check of every sum, then the rounds.
+
+    After `budget` seconds no further round begins, except that there are always three.
+    """
     peaks, notes, steps = {}, {}, {}
     with console.status("") as status:
         for arm in work.arms:
@@ -191,7 +199,7 @@ def run(work: Work, *, rounds: int, jax_python: Path | str, console: Console) ->
         if work.reference in steps:
             every = {arm: work.peers_every for arm in steps if arm not in IN_RUN}
             status.update(f"{work.name}: {rounds} rounds of {len(steps)} arms")
-            seconds = time_rounds(steps, rounds=rounds, every=every)
+            seconds = time_rounds(steps, rounds=rounds, warmups=1, every=every, budget=budget)
     rows = [row(arm, work, seconds, peaks, notes) for arm in work.arms]
     if work.jax:
         with console.status(f"{work.name}: jax-privacy"):

@@ -29,14 +29,13 @@ from arms import Batch, Problem, Sum, Work, difference, one_by_one
 from gradients import TOLERANCE, row
 from paired import Bar, RefusedError, Result, Step, evaluator, explain, machine, peak_memory, time_rounds
 from tables import markdown, save, show
-from tacit.data._records import Records, Rows
-from tacit.data._tensor_records import Table
+from tacit.data import TensorRecords
+from tacit.data._records import Records
 from tacit.finetune import DPSGD
 from tacit.finetune._account import Account, Promise, open_account
-from tacit.finetune._fit import loss_of
+from tacit.finetune._fit import dry_run, loss_of
 from tacit.finetune._loop import Run
 from tacit.finetune._optimizers import Optimizer
-from tacit.finetune._queries import blank
 from tacit.finetune._tasks import Classes
 from tacit.finetune._updates import Updater
 from tacit.privacy import Budget, Ledger, Neighbours, Unit
@@ -54,7 +53,7 @@ PRELOAD = ("torch", "opacus")
 def table(batch: Batch, unit_size: int) -> Records:
     """Inputs and labels as tacit's records, the rows of a unit side by side."""
     inputs, labels = batch
-    return Table(inputs, labels, torch.arange(len(labels)) // unit_size if unit_size > 1 else None)
+    return TensorRecords(inputs, labels, torch.arange(len(labels)) // unit_size if unit_size > 1 else None)
 
 
 @dataclass(frozen=True)
@@ -127,36 +126,30 @@ def tacit(problem: Problem) -> Trainer:
     optimizer, paying = account(problem)
     model, terms = problem.model.eval(), Terms.of(problem)
     loss = loss_of(Classes(int(problem.batch[-1].max()) + 1))
-    asker = optimizer.query.open(model, loss, expected=optimizer.sampler.expected(terms.units), microbatch=None)
-    asker.check(*_synthetic(records)[:2])
+    expected = optimizer.sampler.expected(terms.units)
+    query = optimizer.query.open(model, loss, expected=expected, microbatch=None)
     run = Run(
         model=model,
         records=records,
         optimizer=optimizer,
         account=paying,
-        asker=asker,
+        query=query,
         updater=Updater(optimizer.update, problem.parameters, optimizer.steps),
         measure="accuracy",
+        like=dry_run(model, records, query),
+        expected=expected,
     )
     run.begin(settings="", data=records, whole=model)
 
     def epoch() -> None:
-        run.optimizer = replace(optimizer, steps=run._start + terms.steps)
-        run._start = run._steps()
+        for _ in range(terms.steps):
+            run.step()
 
     def clipped(batch: Batch) -> Sum:
         some = problem.work.records(batch, size)
-        return dict(asker.sum(some.rows(torch.arange(len(some)), None)).sum)
+        return dict(query.sum(some.rows(torch.arange(len(some)), None)).sum)
 
     return Trainer(epoch, clipped)
-
-
-def _synthetic(records: Records) -> Rows:
-    """Synthetic rows, as `fit` tries a model on them."""
-    if hasattr(records, "synthetic"):
-        return records.synthetic()
-    first = records.rows(torch.zeros(1, dtype=torch.long), None)
-    return Rows(blank(first.inputs), blank(first.labels), first.owner)
 
 
 class Indexed(TensorDataset):
@@ -230,8 +223,13 @@ def epoch_of(work: Epoch, arm: str, rows: int | None = None) -> Step:
     return build(work, arm, rows=rows).epoch
 
 
-def run(work: Epoch, *, rounds: int, console: Console, preload: Sequence[str] = PRELOAD) -> Result:
-    """Peak memory of every arm in its own process, then the check of every sum, then the rounds."""
+def run(
+    work: Epoch, *, rounds: int, console: Console, preload: Sequence[str] = PRELOAD, budget: float = float("inf")
+) -> Result:
+    """Peak memory of every arm in its own process, then the check of every sum, then the rounds.
+
+    After `budget` seconds no further round begins, except that there are always three.
+    """
     peaks: dict[str, int] = {}
     notes: dict[str, str] = {}
     steps: dict[str, Step] = {}
@@ -253,7 +251,7 @@ def run(work: Epoch, *, rounds: int, console: Console, preload: Sequence[str] = 
                 notes[arm] = str(refusal)
         status.update(f"{work.name}: {rounds} rounds of {len(steps)} arms")
         every = {arm: work.peers_every for arm in steps if arm.startswith("opacus")}
-        seconds = time_rounds(steps, rounds=rounds, warmups=1, every=every) if PLAIN in steps else {}
+        seconds = time_rounds(steps, rounds=rounds, warmups=1, every=every, budget=budget) if PLAIN in steps else {}
     rows = [row(arm, work, seconds, peaks, notes) for arm in work.arms]
     found = {each.arm: each for each in rows}
     null = found[NULL].ratio

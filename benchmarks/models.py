@@ -52,12 +52,14 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """28 x 28 images in patches of 4 x 4: 49 patches and a class token."""
+    """28 x 28 images in patches of 4 x 4 by default: 49 patches and a class token."""
 
-    def __init__(self, width: int = 192, depth: int = 6, heads: int = 3, classes: int = 10) -> None:
+    def __init__(
+        self, width: int = 192, depth: int = 6, heads: int = 3, classes: int = 10, image: int = 28, patch: int = 4
+    ) -> None:
         super().__init__()
-        self.patches = nn.Conv2d(3, width, kernel_size=4, stride=4)
-        self.tokens = Tokens(50, width)
+        self.patches = nn.Conv2d(3, width, kernel_size=patch, stride=patch)
+        self.tokens = Tokens((image // patch) ** 2 + 1, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)

@@ -1,0 +1,167 @@
+"""The section of docs/benchmarks.md that `bars.py` writes: tables, and for each miss what was counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paired import Interval, Result, Row
+
+BEGIN, END = "<!-- bars: begin -->", "<!-- bars: end -->"
+PEERS = ("opacus hooks", "opacus ghost", "torch.func")
+SMALL = "norms-1"  # hardly anything to compute: its excess is the price of calls
+
+
+def page(before: str, written: str) -> str:
+    """The page with the section between its marks replaced."""
+    if BEGIN not in before or END not in before:
+        raise ValueError(f"The page has no marks {BEGIN} and {END}.")
+    head, rest = before.split(BEGIN, 1)
+    return f"{head}{BEGIN}\n\n{written.strip()}\n\n{END}{rest.split(END, 1)[1]}"
+
+
+def section(rows: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
+    """All of it; `rows` as bars.py keeps them."""
+    results = {name: Result.from_json(row["result"]) for name, row in rows.items()}
+    parts = ["Measured on: " + ", ".join(f"{key} {value}" for key, value in kept["machine"].items()) + "."]
+    head = ["work", "bar", "time ratio (95%)", "null", "pairs", "memory ratio", "multiplications", "bytes", "calls"]
+    lines = [_line(head), "|---" * len(head) + "|"]
+    for name, result in results.items():
+        lines.append(_line(_cells(rows[name], result)))
+    parts.append("\n".join(lines))
+    parts.append(_verdicts(results))
+    if misses := _misses(rows, results):
+        parts.append("**Why bars are missed, by what was counted.**\n\n" + misses)
+    parts.append(_peers(results))
+    if "growth" in kept:
+        parts.append(_growth(kept["growth"]))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _private(row: Mapping[str, Any], result: Result) -> Row | None:
+    return result.row(row["arms"][1])
+
+
+def _interval(found: Interval | None) -> str:
+    return f"{found.median:.3f} [{found.low:.3f}, {found.high:.3f}]" if found else "not timed"
+
+
+def _cells(row: Mapping[str, Any], result: Result) -> list[str]:
+    found, null = _private(row, result), result.row("null")
+    bars = "; ".join(v.bar.replace("x the reference", "") for v in result.verdicts if "ahead" not in v.bar)
+    plain, private = row["counts"]
+    products = private["multiplications"] / max(plain["multiplications"], 1)
+    return [
+        result.title,
+        bars,
+        _interval(found.ratio if found else None) if found and found.ratio else (found.note if found else ""),
+        f"{null.ratio.median:.3f}" if null and null.ratio else "",
+        str(found.pairs) if found else "",
+        f"{found.memory_ratio:.2f}" if found and found.memory_ratio is not None else "",
+        f"{products:.3f}",
+        f"{private['bytes'] / max(plain['bytes'], 1):.2f}",
+        f"{plain['calls']:,} -> {private['calls']:,}",
+    ]
+
+
+def _verdicts(results: Mapping[str, Result]) -> str:
+    every = [(result, verdict) for result in results.values() for verdict in result.verdicts]
+    met = sum(verdict.met is True for _, verdict in every)
+    lines = [f"{met} of {len(every)} bars are met (a time is compared by the upper end of its interval)."]
+    missed = [f"- {r.title}: {v.bar}: {v.found}" for r, v in every if v.met is False]
+    unknown = [f"- {r.title}: {v.bar}: {v.found}" for r, v in every if v.met is None]
+    if missed:
+        lines += ["", "Missed:", "", *missed]
+    if unknown:
+        lines += ["", "Not measured:", "", *unknown]
+    return "\n".join(lines)
+
+
+def _milliseconds(row: Mapping[str, Any], result: Result) -> tuple[float, float] | None:
+    plain, private = result.row(row["arms"][0]), _private(row, result)
+    if plain is None or private is None or private.ratio is None:
+        return None
+    reference = 1000 * plain.median_seconds
+    return reference, reference * private.ratio.median
+
+
+def _per_call(rows: Mapping[str, Any], results: Mapping[str, Result]) -> float | None:
+    """Microseconds that a further call costs where there is hardly anything to compute."""
+    if SMALL not in rows or (times := _milliseconds(rows[SMALL], results[SMALL])) is None:
+        return None
+    plain, private = rows[SMALL]["counts"]
+    more = private["calls"] - plain["calls"]
+    return 1000 * (times[1] - times[0]) / more if more > 0 else None
+
+
+def _misses(rows: Mapping[str, Any], results: Mapping[str, Result]) -> str:
+    """For each time that is missed: how much of the excess multiplications and calls account for."""
+    price = _per_call(rows, results)
+    lines = []
+    for name, result in results.items():
+        missed = [v for v in result.verdicts if v.met is False and v.bar.startswith("time")]
+        times = _milliseconds(rows[name], result)
+        if not missed or times is None:
+            continue
+        plain, private = rows[name]["counts"]
+        excess = times[1] / times[0] - 1
+        products = private["multiplications"] / max(plain["multiplications"], 1) - 1
+        more = private["calls"] - plain["calls"]
+        text = (
+            f"- {result.title}: {100 * excess:.1f}% over the plain step of {times[0]:.1f} ms. Multiplications account "
+            f"for {100 * products:+.1f} points"
+        )
+        rest = excess - products
+        if price is not None and name != SMALL:
+            calls = more * price / 1000 / times[0]
+            rest -= calls
+            text += f", {more:,} more calls at {price:.1f} microseconds for {100 * calls:+.1f}"
+        elif name == SMALL:
+            text += f"; there are {more:,} more calls, at {price:.1f} microseconds each if they are all of the rest"
+            rest = 0.0
+        moved = (private["bytes"] - plain["bytes"]) / 2**20
+        if name != SMALL:
+            text += (
+                f"; {100 * rest:+.1f} points are left, with {moved:+,.0f} MB more read and written by torch's "
+                f"operations, and sums in float64 and smaller products, which run slower than what they are counted as"
+            )
+        lines.append(text + ".")
+    if price is not None and lines:
+        lines.append(
+            f"\nThe price of a call, {price:.1f} microseconds, is the whole excess of a step with one row over its "
+            f"further calls, so it includes Python and recording."
+        )
+    return "\n".join(lines)
+
+
+def _peers(results: Mapping[str, Result]) -> str:
+    lines = [_line(["work", "tacit", *PEERS]), "|---" * (2 + len(PEERS)) + "|"]
+    for result in results.values():
+        found = [result.row(arm) for arm in ("tacit", *PEERS)]
+        if not any(found[1:]):
+            continue
+        cells = [
+            "" if each is None else f"{_interval(each.ratio)}, {each.pairs} pairs" if each.ratio else each.note
+            for each in found
+        ]
+        lines.append(_line([result.title, *cells]))
+    return (
+        ""
+        if len(lines) == 2
+        else "**Peers in the same run** (time ratios to the same plain step):\n\n" + "\n".join(lines)
+    )
+
+
+def _growth(found: Mapping[str, Mapping[str, float]]) -> str:
+    keys = ("time, no privacy", "time, tacit", "memory, no privacy", "memory, tacit")
+    lines = [_line(["grows", *keys]), "|---" * (1 + len(keys)) + "|"]
+    for name, slopes in found.items():
+        lines.append(_line([name, *(f"{slopes[key]:.2f}" if key in slopes else "" for key in keys)]))
+    return (
+        "**Growth** (log-log slopes of a full fine-tuning step of a small ViT, `benchmarks/growth.py`; at these small "
+        "sizes fixed costs keep slopes below those of large ones):\n\n" + "\n".join(lines)
+    )
