@@ -42,7 +42,8 @@ bench: $(VENV)/.test
 	PYTHONPATH=. $(BIN)/python benchmarks/run.py
 
 # The table of bars at the head of docs/benchmarks.md, some 25 minutes on two idle cores; `make bars ROWS="vit-64 bert"`
-# runs some of it. Rows are kept in .bars.json as they are finished, and after a kill the rest is run.
+# runs some of it. Rows are kept in .bars.json as they are finished, and after a kill the rest is run; remove that file
+# to measure anew.
 bars: $(VENV)/.test
 	PYTHONPATH=. $(BIN)/python benchmarks/bars.py --json .bars.json --page docs/benchmarks.md $(if $(ROWS),--row $(ROWS))
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from arms import build
 from gradients import works
@@ -58,12 +58,21 @@ class _Traffic(TorchDispatchMode):
         return found
 
 
+def _backward(g: Any, x: Any, w: Any, *others: Any, out_shape: Any = None) -> int:  # noqa: ARG001
+    """Of a convolution with groups, which torch counts as if it had none."""
+    transposed, wanted = others[4], others[-1]
+    return sum(wanted[:2]) * conv_flop_count(x, w, g, transposed=transposed)
+
+
+_GROUPED = {torch.ops.aten.convolution_backward: _backward}
+
+
 def count(step: Step, steps: int = STEPS) -> Count:
     """Multiplications as torch would do them, calls and bytes as they are."""
     products, traffic = [], []
     with patch.object(_kernels, "serves", return_value=False):
         for _ in range(steps):
-            with FlopCounterMode(display=False) as counter:
+            with FlopCounterMode(display=False, custom_mapping=_GROUPED) as counter:
                 step()
             products.append(counter.get_total_flops() // 2)
     for _ in range(steps):
