@@ -64,7 +64,21 @@ def _backward(g: Any, x: Any, w: Any, *others: Any, out_shape: Any = None) -> in
     return sum(wanted[:2]) * conv_flop_count(x, w, g, transposed=transposed)
 
 
-_GROUPED = {torch.ops.aten.convolution_backward: _backward}
+def _added_product(_: Any, a: Any, b: Any, *__: Any, out_shape: Any = None, **___: Any) -> int:  # noqa: ARG001
+    """Of a product that is added in place, which torch does not count."""
+    return 2 * a[0] * a[1] * (b[1] if len(b) > 1 else 1)
+
+
+def _product(a: Any, b: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    return _added_product(None, a, b, out_shape=out_shape)
+
+
+_MISSING = {
+    torch.ops.aten.convolution_backward: _backward,
+    torch.ops.aten.addmm_: _added_product,
+    torch.ops.aten.addmv_: _added_product,
+    torch.ops.aten.mv: _product,
+}
 
 
 def count(step: Step, steps: int = STEPS) -> Count:
@@ -72,7 +86,7 @@ def count(step: Step, steps: int = STEPS) -> Count:
     products, traffic = [], []
     with patch.object(_kernels, "serves", return_value=False):
         for _ in range(steps):
-            with FlopCounterMode(display=False, custom_mapping=_GROUPED) as counter:
+            with FlopCounterMode(display=False, custom_mapping=_MISSING) as counter:
                 step()
             products.append(counter.get_total_flops() // 2)
     for _ in range(steps):
