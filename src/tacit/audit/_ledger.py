@@ -24,6 +24,10 @@ _SLOW = {
 }  # drawn one by one
 
 
+_ENDLESS = 1 << 30  # more steps than any run makes: the stream has no length of its own
+_WORDS = {"noise_multiplier": "noise", "sampling_probability": "rate"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Charged:
     """One kind of release that a ledger paid for."""
@@ -38,7 +42,15 @@ class Charged:
         if isinstance(self.event, dp_event.PoissonSampledDpEvent):
             noise = events.gaussian_noise(self.event.event) or math.nan
             facts = {"sampling_probability": self.event.sampling_probability, "noise_multiplier": noise}
-        text = ", ".join(f"{key} {value:.4g}" for key, value in facts.items() if isinstance(value, int | float))
+        length = ""
+        if isinstance(self.event, events.StreamDpEvent):
+            endless = self.event.steps * self.event.blocks >= _ENDLESS
+            left_out = {"steps", "blocks"} if endless else set()
+            once = {key for key, value in facts.items() if value == 1} - {"noise_multiplier"}
+            facts = {key: value for key, value in facts.items() if key not in left_out | once}
+            length = ", any length" if endless else ""
+        numbers = {_WORDS.get(key, key): value for key, value in facts.items() if isinstance(value, int | float)}
+        text = ", ".join(f"{key} {value:.4g}" for key, value in numbers.items()) + length
         kind = type(self.event).__name__.removesuffix("DpEvent")
         strategy = f" {self.event.strategy}" if isinstance(self.event, events.StreamDpEvent) else ""
         return f"{self.stage}: {kind}{strategy} ({text}), {self.neighbours}"
