@@ -120,7 +120,7 @@ def main() -> None:
 
     def run(cells: list[Cell]) -> dict[Cell, dict[str, Any]]:
         return store.outcomes(
-            cells, compute, folder=options.out, workers=1, progress=lambda *_: None, name=lambda one: one.arm
+            cells, compute, folder=options.out, workers=1, progress=lambda *_, **__: None, name=lambda one: one.arm
         )
 
     def mean(found: dict[Cell, dict[str, Any]], arm: str, lr: float) -> float:

@@ -65,6 +65,8 @@ class Embedding:
 class SubspaceAsker:
     """Asks for gradients in the subspace of the step."""
 
+    factor: float = 1.0
+
     def __init__(self, engine: Engine, expected: float, query: Embedding) -> None:
         self.engine = engine
         self.expected = expected
