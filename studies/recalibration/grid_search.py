@@ -33,5 +33,5 @@ class GridSearch(Method):
         values = []
         for temperature in grid:
             totals = yield Ask(statistic=method.statistic, temperatures=temperature.expand(trials))
-            values.append(method.objective(totals))
+            values.append(method.objective(totals[-1]))
         return Outcome(temperature=grid[torch.stack(values, dim=1).argmin(dim=1)])

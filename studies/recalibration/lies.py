@@ -11,12 +11,13 @@ from torch import Tensor
 
 from tacit.calibrate import Ask
 
-Kind = Literal["extreme", "hidden", "flipped", "colluding"]
+Kind = Literal["extreme", "hidden", "flipped", "colluding", "small"]
 WORDS: dict[str, str] = {
     "extreme": "the largest answer that is not refused",
     "hidden": "so far from the truth that it is just not taken for a lie",
     "flipped": "the opposite of the truth",
     "colluding": "all of them two standard deviations of the noise off, in the same direction",
+    "small": "the same, one standard deviation off",
 }
 
 
@@ -49,7 +50,7 @@ class Lie:
             elif self.kind == "flipped":
                 part.neg_()
             else:
-                part.add_(2 * math.sqrt(2) * scale)
+                part.add_((2 if self.kind == "colluding" else 1) * math.sqrt(2) * scale)
             return said
 
         return tamper

@@ -26,7 +26,7 @@ from tacit.calibrate import METHODS, Method, Reliability, Setting, Simulation, T
 from tacit.privacy import Budget, Neighbours
 from tacit.recipes import Progress, fingerprint, nearest
 
-FORMAT = 2  # of a kept cell; raised when the same recipe would give other numbers
+FORMAT = 3  # of a kept cell; raised when the same recipe would give other numbers
 OWN = ("signed-gap", "gap-curve")
 PAPER = ("nothing", "one-source", "histogram", "nll-t", "ece-t", "acc-t")
 Factor = Literal["sources", "samples", "epsilon", "iterations", "bins"]

@@ -14,7 +14,7 @@ import torch
 from scipy import integrate, optimize, stats
 
 from tacit.calibrate import Answer, Calibrator, Gap, InProcess, Query, Refusal, SignedGap, Simulation, Source, reference
-from tacit.calibrate._aggregate import _facts, _psi, deviation, shrunk, total
+from tacit.calibrate._aggregate import Answers, _facts, _limits, _psi, deviation, shrunk, total, totals
 from tacit.calibrate._search import Ask, drive, fit_gap
 from tacit.privacy import Budget, Ledger
 
@@ -44,9 +44,11 @@ def test_the_score_is_the_slope_of_the_log_density(noise: Any, s: float) -> None
 
 
 def test_the_expectations_of_the_score() -> None:
-    cut, slope, square = _facts(0.0001, "laplace")  # nearly Laplace: the score is a sign, of which nothing is cut
+    cut, slope, square, *far = _facts(0.0001, "laplace")  # nearly Laplace: the score is a sign, of which nothing is cut
     assert (cut, slope, square) == pytest.approx((1.345, 1.0, 1.0), rel=0.02)
-    cut, slope, square = _facts(3.0, "gaussian")  # Huber: E psi_cut' = P(|z| < c), E psi_cut^2 by its closed form
+    assert far == pytest.approx((1.0, 1.0), rel=0.02)  # -log(f / f(0)) is exponential
+    cut, slope, square, *far = _facts(3.0, "gaussian")  # Huber: E psi_cut' = P(|z| < c), E psi_cut^2 by its closed form
+    assert far == pytest.approx((0.5, 0.5), rel=1e-3)  # half of a chi-square
     c, var = 1.345, 10.0
     inside = 2 * stats.norm.cdf(c) - 1
     assert cut == pytest.approx(c / math.sqrt(var), rel=1e-3)
@@ -93,6 +95,81 @@ def test_without_noise_or_sizes_it_is_the_sum() -> None:
     assert total(x, torch.zeros(3), Gap(), noise="laplace", scale=2.0).value.item() == 106
 
 
+def two_questions(
+    noise: Any, offset: float = 0.0, liars: int = 0, trials: int = 400, spread: float = 0.0
+) -> list[Answers]:
+    """The gap and a second value, asked twice of 60 sources of 20 samples with a mean of 0.07; ``liars`` add to all."""
+    scale, size = 4.0, 20
+    asked = []
+    own = RNG.normal(size=(1, 60, 1)) * spread * size  # how a source differs from the others, always
+    for _ in range(2):
+        draw = RNG.laplace if noise == "laplace" else RNG.normal
+        x = (
+            0.07 * size
+            + own
+            + math.sqrt(0.2 * size) * RNG.normal(size=(trials, 60, 1))
+            + draw(scale=scale, size=(trials, 60, 1))
+        )
+        x[:, :liars] += offset * scale
+        sizes = torch.full((60,), size)
+        asked.append(
+            Answers(values=torch.from_numpy(x), sizes=sizes, statistic=Gap(), noise=noise, scale=scale, spread=[0.2])
+        )
+    return asked
+
+
+@pytest.mark.parametrize("noise", ["laplace", "gaussian"])
+def test_all_answers_of_a_source_are_judged_together(noise: Any) -> None:
+    """Three of 60 sources are off by some scales in both answers. Chance: five deviations of a mean of 400."""
+    honest = two_questions(noise)
+    limit, _ = _limits(honest)
+    truth = torch.full((400, 1), 0.07, dtype=torch.float64)
+    trimmed = sum(one.distance(truth) for one in honest) > limit
+    assert float(trimmed.double().mean()) == pytest.approx(0.05, abs=0.01)  # 24,000 sources: seven deviations
+    bias, left = {}, {}
+    for offset in (1.5, 3.0, 6.0, 20.0):
+        asked = two_questions(noise, offset, liars=3)
+        found = [float(one.value.mean()) / 1200 - 0.07 for one in totals(asked)]
+        alone = [float(one.alone[0].mean()) - 0.07 for one in asked]
+        bias[offset], left[offset] = sum(found) / sum(alone), sum(found) / 2 * 20 / 4.0
+    assert bias[1.5] < 1.1
+    assert bias[3.0] < 0.75
+    assert abs(left[6.0]) < 0.04  # scales of the noise: the deviation of one estimate is 0.15, that of 800 below 0.007
+    assert abs(left[20.0]) < 0.04
+
+
+def test_a_later_answer_changes_what_an_earlier_one_counts() -> None:
+    first, second = two_questions("laplace", 2.5, liars=3)
+    alone, again = totals([first])[0].value, totals([first, second])[0].value
+    assert float(again.mean()) < float(alone.mean())  # the lies were upwards
+
+
+def test_sources_that_are_unlike_each_other_are_not_taken_for_liars() -> None:
+    """Honest sources differ by 30 points, beyond the noise: the limits grow, so that most of them count as before."""
+    asked = two_questions("laplace", spread=0.3, trials=200)
+    for one, found in zip(asked, totals(asked), strict=True):
+        middle = float(one.values.mean())  # of 60 sources with a deviation of 6 each: known to 0.8
+        assert float(found.value.mean()) / 60 == pytest.approx(middle, abs=2.5)
+    limit, middle_distance = _limits(asked)
+    distance = sum(one.distance(one.alone[0]) for one in asked)
+    unlike = (distance / middle_distance).median(dim=1, keepdim=True).values
+    assert float(unlike.median()) > 1.5
+    assert float((distance > limit * unlike).double().mean()) < 0.12
+
+
+def test_sources_that_did_not_answer_have_no_say() -> None:
+    first, second = two_questions("laplace", trials=5)
+    sizes = second.sizes.clone()
+    sizes[:7] = 0
+    values = second.values.clone()
+    values[:, :7] = 0.0
+    silent = replace(second, values=values, sizes=sizes)
+    without = replace(second, values=second.values[:, 7:], sizes=second.sizes[7:])
+    found = totals([silent])[0].value
+    assert torch.allclose(found, totals([without])[0].value, rtol=1e-6)
+    assert len(totals([first, silent])) == 2
+
+
 def test_noisy_counts_are_drawn_together_as_far_as_noise_explains_them() -> None:
     same = shrunk(torch.from_numpy(30 + RNG.laplace(scale=8, size=400)), noise="laplace", scale=8.0)
     assert float(same.std()) < 6  # of the noise of 11.3
@@ -117,20 +194,22 @@ def lies(share: float, kind: str, size: int, sign: float = 1.0) -> Lie:
             part[:] = sign * most
         elif kind == "flipped":
             part.neg_()
+        elif kind == "hidden":  # just not taken for a lie by one answer alone
+            part.add_(sign * (most / 10 + 20 * scale))
         else:  # together, and each of them within its noise
-            part.add_(sign * 2 * math.sqrt(2) * scale)
+            part.add_(sign * {"colluding": 2, "small": 1}[kind] * math.sqrt(2) * scale)
         return changed
 
     return tamper
 
 
 @pytest.mark.parametrize("budget", [Budget(1.0, 0.0), Budget(4.0, 1e-6)])
-@pytest.mark.parametrize("kind", ["extreme", "flipped", "colluding"])
+@pytest.mark.parametrize("kind", ["extreme", "hidden", "flipped", "colluding", "small"])
 def test_liars_decide_little(kind: str, budget: Budget) -> None:
     """The seeds are fixed: these are the same numbers each time. A plain sum is at the mercy of one source."""
     simulation = Simulation(logits=LOGITS, labels=LABELS, sources=100, samples=20, trials=60)
     honest = float(simulation.run(SignedGap(), budget=budget).ece_after.median())
-    most = {0.01: 1.1, 0.05: 1.2, 0.2: {"extreme": 1.2, "flipped": 1.4, "colluding": 3.0}[kind]}
+    most = {0.01: 1.1, 0.05: 1.1, 0.2: 1.6 if kind in ("colluding", "small") else 1.1}
     for share, factor in most.items():
         for sign in (1.0, -1.0):
             tamper = lies(share, kind, 20, sign)
@@ -172,12 +251,14 @@ def test_a_lie_that_is_possible_is_named_and_counts_for_little() -> None:
 # The gate
 
 
-def gap_curve(gap: float) -> Callable[[Ask], torch.Tensor]:
+def gap_curve(gap: float) -> Callable[[Ask], list[torch.Tensor]]:
     """Exact totals of 1000 units whose gap at T = 1 is known, with a slope of 0.2 in log T."""
+    sums: list[torch.Tensor] = []
 
-    def answer(asked: Ask) -> torch.Tensor:
+    def answer(asked: Ask) -> list[torch.Tensor]:
         t = asked.temperatures.log()
-        return torch.stack([1000 * (gap + 0.2 * t), torch.full_like(t, 200.0)], dim=1)
+        sums.append(torch.stack([1000 * (gap + 0.2 * t), torch.full_like(t, 200.0)], dim=1))
+        return sums
 
     return answer
 

@@ -57,6 +57,22 @@ def test_labels_may_be_names_of_columns(tmp_path: Path) -> None:
     other = csv(tmp_path / "b.csv", label=["cat"] * 400)
     with pytest.raises(ValueError, match="names of the columns of outputs; some are neither"):
         read_outputs(other, "logits")
+    one = tmp_path / "c.csv"
+    one.write_text("p,label\n0.5,yes\n0.25,no\n")
+    with pytest.raises(ValueError, match="one column of outputs labels are 0 and 1"):
+        read_outputs(one, "probs")
+
+
+def test_a_column_of_words_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("ward,a,b,label\nnorth,0.5,0.5,1\n,0.25,0.75,0\n")
+    with pytest.raises(ValueError, match=r"a column 'ward' without a number in it.*--source-column if it says where"):
+        read_outputs(path, "probs")
+    assert read_outputs(path, "probs", source="ward")[0].tolist() == [[0.5, 0.5], [0.25, 0.75]]
+    path.write_text("a,b,target\n0.5,0.5,a\n0.25,0.75,b\n")
+    with pytest.raises(ValueError, match=r"a column 'target' without a number in it.*--labels-key"):
+        read_outputs(path, "probs")
+    assert read_outputs(path, "probs", labels_key="target")[1].tolist() == [0, 1]
 
 
 def test_a_file_without_a_header_is_read_by_the_numbers_of_its_columns(tmp_path: Path) -> None:

@@ -160,8 +160,8 @@ def test_sizes_do_not_matter_to_the_sum() -> None:
 
 
 def test_bins_without_a_positive_count_get_their_middle() -> None:
-    def answer(_: Any) -> torch.Tensor:
-        return torch.tensor([[1.0, -2.0, 3.0, 9.0, 4.0, -1.0, 0.0, 6.0]], dtype=torch.float64)
+    def answer(_: Any) -> list[torch.Tensor]:
+        return [torch.tensor([[1.0, -2.0, 3.0, 9.0, 4.0, -1.0, 0.0, 6.0]], dtype=torch.float64)]
 
     setting = Setting(sources=1, samples=4, budget=PURE, noise="laplace")
     found = drive(HistogramBinning(bins=4, ask="totals").search(setting), answer).confidences

@@ -105,6 +105,7 @@ def test_the_l2_sensitivity_of_a_histogram_is_reached_and_not_above_it(bins: int
         (GapSlope(), 1, 2),
         (BinGaps(), 1, 2),
         (GapCells(), 1, 2),
+        (Cells(), 1, 2),
         (Histogram(), 2, 4),
         (Loss(), 10, 10),
         (Count(), 1, 1),

@@ -319,7 +319,13 @@ class Calibrator:
         if not isinstance(transport, InProcess):
             raise CalibrationError("One source calibrates for itself: run it there, with that source alone.")
         source = transport.sources[0]
-        outcome = drive(self.method.search(plan.setting), source.exactly)
+        sums: list[Tensor] = []
+
+        def exactly(asked: Ask) -> list[Tensor]:
+            sums.append(source.exactly(asked))
+            return sums
+
+        outcome = drive(self.method.search(plan.setting), exactly)
         note = f"Found without noise at {source.name}, for use there."
         return replace(base, temperature=float(outcome.temperature[0]), sources=1, private=False, notes=(note,))
 

@@ -176,6 +176,13 @@ def _csv(path: Path, labels_key: str | None, others: tuple[str, ...]) -> dict[st
                 f"{path} has a column {odd[0]!r} that looks like an id and not like a class: leave it out, or name it "
                 "with --unit-ids if it says whose each row is, or --source-column if it says where."
             )
+        words = [name for at, name in enumerate(header) if at != place and _words(rows, at)]
+        if words:
+            raise ValueError(
+                f"{path} has a column {words[0]!r} without a number in it, which is no class: leave it out, or name it "
+                "with --labels-key if it holds the labels, --unit-ids if it says whose each row is, or --source-column "
+                "if it says where."
+            )
     if place is not None:
         rows = _class_numbers(path, header or [], rows, place)
     width = len(rows[0]) if rows else len(header or [])
@@ -246,11 +253,22 @@ def _class_numbers(path: Path, header: list[str], rows: list[list[str]], place: 
         return rows
     classes = {name: str(at) for at, name in enumerate(name for i, name in enumerate(header) if i != place)}
     if not all(len(row) == len(header) and row[place].strip() in classes for row in rows):
+        if len(classes) == 1:
+            raise ValueError(
+                f"{path}: with one column of outputs labels are 0 and 1, where 1 is the class whose probability the "
+                "column holds; some are neither."
+            )
         raise ValueError(
             f"{path}: labels are whole numbers, 0 for the first class, or names of the columns of outputs; some are "
             "neither."
         )
     return [[*row[:place], classes[row[place].strip()], *row[place + 1 :]] for row in rows]
+
+
+def _words(rows: list[list[str]], at: int) -> bool:
+    """Whether no line has a number in this column, and some have something else."""
+    cells = [row[at].strip() for row in rows if at < len(row)]
+    return any(cells) and not any(map(_number, cells))
 
 
 def _number(text: str) -> bool:

@@ -98,7 +98,10 @@ class Setting:
             return tuple(math.hypot(own, math.sqrt(samples * variance)) for variance in statistic.spread)
         sizes = torch.full((self.sources,), samples / self.sources) if self.sizes is None else torch.tensor(self.sizes)
         scale = self.price(queries).scale(statistic, self.neighbours)
-        return tuple(deviation(sizes, variance, noise=self.noise, scale=scale) for variance in statistic.spread)
+        spread = statistic.spread
+        return tuple(
+            deviation(sizes, variance, noise=self.noise, scale=scale, values=len(spread)) for variance in spread
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,12 +269,12 @@ class SignedGap(_InRange):
         return (yield from search)
 
 
-def _counted(setting: Setting, trials: int) -> Generator[Ask, Tensor, float]:
+def _counted(setting: Setting, trials: int) -> Generator[Ask, list[Tensor], float]:
     """The number of units in all: as published, or from one more question."""
     if setting.samples is not None:
         return max(1.0, setting.samples)
     counted = yield Ask(statistic=Count(), temperatures=torch.ones(trials, dtype=torch.float64))
-    return max(1.0, float(counted[0, 0]))  # one trial: a simulation always declares its sizes
+    return max(1.0, float(counted[-1][0, 0]))  # one trial: a simulation always declares its sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,7 +312,7 @@ class GapCurve(SignedGap):
         found = yield from self._fit(setting, trials, samples, steps - 1)
         totals = yield Ask(statistic=statistic, temperatures=found.temperature)
         constant = setting.stds(GapSlope(), queries, samples)[0] / samples
-        return replace(found, corrections=corrections(totals, samples=samples, noise=noise, constant=constant))
+        return replace(found, corrections=corrections(totals[-1], samples=samples, noise=noise, constant=constant))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,7 +342,7 @@ class HistogramBinning(Method):
     def search(self, setting: Setting, trials: int = 1) -> Search:  # noqa: ARG002
         ones = torch.ones(trials, dtype=torch.float64)
         statistic = Cells(bins=self.bins) if self.ask == "cells" else Histogram(bins=self.bins)
-        totals = yield Ask(statistic=statistic, temperatures=ones)
+        (totals,) = yield Ask(statistic=statistic, temperatures=ones)
         correct, count = totals[:, : self.bins], totals[:, self.bins :]
         if self.ask == "cells":
             count = correct + count

@@ -1,8 +1,9 @@
 """The searches: what to ask next, given what was answered. They see totals with noise in them and nothing else.
 
-A search is a generator: it yields an ``Ask``, is sent the totals, and returns an ``Outcome``. It runs any number of
-independent ``trials`` side by side; the protocol with real sources is the case of one trial, and a simulation drives
-the same code with thousands.
+A search is a generator: it yields an ``Ask``, is sent the totals of all questions so far, the latest last, and returns
+an ``Outcome``. Totals of earlier questions may have changed: what a source says later may show that it lied before. It
+runs any number of independent ``trials`` side by side; the protocol with real sources is the case of one trial, and a
+simulation drives the same code with thousands.
 """
 
 from __future__ import annotations
@@ -57,22 +58,23 @@ class Outcome:
     asked: list[tuple[Ask, Tensor]] = field(default_factory=list, repr=False)
 
 
-Search = Generator[Ask, Tensor, Outcome]
+Search = Generator[Ask, list[Tensor], Outcome]
 Objective = Callable[[Tensor], Tensor]
 
 
-def drive(search: Search, ask: Callable[[Ask], Tensor]) -> Outcome:
-    """Run a search against whoever answers; ``ask`` returns the totals (trials x values)."""
-    asked: list[tuple[Ask, Tensor]] = []
+def drive(search: Search, ask: Callable[[Ask], list[Tensor]]) -> Outcome:
+    """Run a search against whoever answers; ``ask`` returns the totals of all questions so far (trials x values)."""
+    asked: list[Ask] = []
+    totals: list[Tensor] = []
     try:
         question = next(search)
         while True:
             totals = ask(question)
-            asked.append((question, totals))
+            asked.append(question)
             question = search.send(totals)
     except StopIteration as stop:
         outcome: Outcome = stop.value
-        outcome.asked.extend(asked)
+        outcome.asked.extend(zip(asked, totals, strict=True))
         return outcome
 
 
@@ -86,15 +88,15 @@ def golden_section(
     """
     below, above = torch.full((trials,), low, dtype=torch.float64), torch.full((trials,), high, dtype=torch.float64)
     left, right = above - GOLDEN * (above - below), below + GOLDEN * (above - below)
-    at_left = objective((yield Ask(statistic=statistic, temperatures=left)))
-    at_right = objective((yield Ask(statistic=statistic, temperatures=right)))
+    at_left = objective((yield Ask(statistic=statistic, temperatures=left))[-1])
+    at_right = objective((yield Ask(statistic=statistic, temperatures=right))[-1])
     for remaining in reversed(range(iterations)):
         up = at_left >= at_right
         below, above = torch.where(up, left, below), torch.where(up, above, right)
         new = torch.where(up, below + GOLDEN * (above - below), above - GOLDEN * (above - below))
         left, right = torch.where(up, right, new), torch.where(up, new, left)
         if remaining:
-            value = objective((yield Ask(statistic=statistic, temperatures=new)))
+            value = objective((yield Ask(statistic=statistic, temperatures=new))[-1])
             at_left, at_right = torch.where(up, at_right, value), torch.where(up, value, at_left)
     return Outcome(temperature=(below + above) / 2, edge=(below == low) | (above == high))
 
@@ -128,38 +130,41 @@ def fit_gap(
     grid = _grid(math.log(low), math.log(high))
     size = len(grid) - 1
     curve = torch.stack([torch.ones_like(grid), grid, grid**2 / 2], dim=1)
-    precision = torch.diag(torch.tensor(_STD, dtype=torch.float64) ** -2).expand(trials, 3, 3)
-    shift = (precision @ torch.tensor(_MEAN, dtype=torch.float64)).clone()
+    first = torch.diag(torch.tensor(_STD, dtype=torch.float64) ** -2).expand(trials, 3, 3)
     gap_error, slope_error = ((std / samples) ** 2 + 1e-12 for std in stds)
     place = (grid - grid.mean()).abs().argmin().expand(trials)
+    places: list[Tensor] = []
     for _ in range(steps):
-        where = grid[place]
-        totals = yield Ask(statistic=GapSlope(), temperatures=where.exp())
-        rise = torch.stack([torch.zeros_like(where), torch.ones_like(where), where], dim=1)
-        for row, value, error in (
-            (curve[place], totals[:, 0] / samples, gap_error),
-            (rise, totals[:, 1] / samples, slope_error + _SLOPE_MISFIT**2),
-        ):
-            precision = precision + row[:, :, None] * row[:, None, :] / error
-            shift = shift + row * (value / error)[:, None]
+        places.append(place)
+        totals = yield Ask(statistic=GapSlope(), temperatures=grid[place].exp())
+        precision, shift = first, (first @ torch.tensor(_MEAN, dtype=torch.float64)).clone()
+        for at, found in zip(places, totals[-len(places) :], strict=True):
+            where = grid[at]
+            rise = torch.stack([torch.zeros_like(where), torch.ones_like(where), where], dim=1)
+            for row, value, error in (
+                (curve[at], found[:, 0] / samples, gap_error),
+                (rise, found[:, 1] / samples, slope_error + _SLOPE_MISFIT**2),
+            ):
+                precision = precision + row[:, :, None] * row[:, None, :] / error
+                shift = shift + row * (value / error)[:, None]
         covariance = torch.linalg.inv(precision)
         belief = (covariance @ shift[:, :, None])[:, :, 0]
         gap = _rising(belief, grid)
         place = gap.abs().argmin(dim=1)
     spread = torch.einsum("gi,tij,gj->tg", curve, covariance, curve).sqrt()
     surely_not = gap.abs() > z * spread + _GAP_MISFIT
-    at, found = torch.arange(size + 1), place[:, None]
-    first = torch.where(surely_not & (at < found), at + 1, 0).amax(dim=1)
-    last = torch.where(surely_not & (at > found), at - 1, size).amin(dim=1)
+    at, here = torch.arange(size + 1), place[:, None]
+    lowest = torch.where(surely_not & (at < here), at + 1, 0).amax(dim=1)
+    last = torch.where(surely_not & (at > here), at - 1, size).amin(dim=1)
     at_one = (grid == 0).nonzero()[:, 0]
     kept = torch.zeros(trials, dtype=torch.bool)
     if len(at_one):
         kept = torch.special.ndtr(belief[:, 0].abs() / (2 * covariance[:, 0, 0].sqrt())) < _SURE
         place = torch.where(kept, at_one, place)
-        first, last = torch.minimum(first, place), torch.maximum(last, place)
+        lowest, last = torch.minimum(lowest, place), torch.maximum(last, place)
     return Outcome(
         temperature=grid[place].exp(),
-        low=grid[first].exp(),
+        low=grid[lowest].exp(),
         high=grid[last].exp(),
         edge=(place == 0) | (place == size),
         kept=kept,

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tacit.calibrate._aggregate import total
+from tacit.calibrate._aggregate import Answers, totals
 from tacit.calibrate._curve import corrected
 from tacit.calibrate._methods import Aggregate, Method, OneSource, Setting
 from tacit.calibrate._outputs import Outputs, bin_of
@@ -141,20 +141,30 @@ class Simulation:
         stand_for = max(1, setting.samples or 0) / max(1, self.samples)
         draw = draw or self._draw(setting.noise)
 
-        def ask(asked: Ask) -> Tensor:
+        said: list[Answers] = []
+        sums: list[Tensor] = []
+
+        def ask(asked: Ask) -> list[Tensor]:
+            scale = setting.price(queries).scale(asked.statistic, setting.neighbours) if queries else 0.0
             if isinstance(method, OneSource):
-                return self._sums(asked, self._first)
-            scale = setting.price(queries).scale(asked.statistic, setting.neighbours)
-            if setting.aggregate != "robust" and tamper is None:
-                totals = self._sums(asked, None) * stand_for
-                return totals + draw(scale, setting.noises, tuple(totals.shape))
-            answers = self._sums(asked, None, self._whose) * stand_for
-            answers = answers + draw(scale, 1, tuple(answers.shape))
-            answers = answers if tamper is None else tamper(answers, asked, scale)
-            if setting.aggregate != "robust":
-                return answers.sum(dim=1)
-            sizes = torch.tensor(self.sizes, dtype=torch.float64) * stand_for
-            return total(answers, sizes, asked.statistic, noise=setting.noise, scale=scale).value
+                sums.append(self._sums(asked, self._first))
+            elif setting.aggregate != "robust" and tamper is None:
+                exact = self._sums(asked, None) * stand_for
+                sums.append(exact + draw(scale, setting.noises, tuple(exact.shape)))
+            else:
+                answers = self._sums(asked, None, self._whose) * stand_for
+                answers = answers + draw(scale, 1, tuple(answers.shape))
+                answers = answers if tamper is None else tamper(answers, asked, scale)
+                if setting.aggregate == "robust":
+                    sizes = torch.tensor(self.sizes, dtype=torch.float64) * stand_for
+                    said.append(
+                        Answers(
+                            values=answers, sizes=sizes, statistic=asked.statistic, noise=setting.noise, scale=scale
+                        )
+                    )
+                    return [one.value for one in totals(said)]
+                sums.append(answers.sum(dim=1))
+            return list(sums)
 
         outcome = drive(method.search(setting, self.trials), ask)
         if self._before is None:

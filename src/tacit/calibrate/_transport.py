@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from tacit.calibrate._aggregate import shrunk, tail, total
+from tacit.calibrate._aggregate import Answers, shrunk, tail, totals
 from tacit.calibrate._answers import Refused
 from tacit.calibrate._methods import Aggregate
 from tacit.calibrate._queries import Answer, Price, Query, Shares
@@ -135,13 +135,17 @@ class Asker:
         self.far: dict[str, int] = {}  # sources whose answers are far from the others', and to how many questions
         self.sums: list[tuple[Ask, Tensor]] = []  # plain sums, for what is true of them alone
         self._counted: dict[str, float] = {}  # what sources said when they were asked for their number of units
+        self._units: list[Tensor] = []  # the total number of units, if they were asked for it: the first question
+        self._said: list[tuple[Answers, float]] = []  # and what their totals are multiplied with to stand for all
 
-    def ask(self, asked: Ask) -> Tensor:
+    def ask(self, asked: Ask) -> list[Tensor]:
+        """Ask all sources; returns the totals of all questions so far."""
         statistic = asked.statistic.at(float(asked.temperatures[0]))
         query = Query(id=f"{self.run_id}/{self.asked}", statistic=statistic, price=self.price, shares=self.shares)
         self.asked += 1
         if self.shares is not None:
-            return self._summed(asked, query, self.shares)
+            self._summed(asked, query, self.shares)
+            return [total for _, total in self.sums]
         good: dict[str, Answer] = {}
         impossible = 0
         assert isinstance(self.transport, Transport)
@@ -167,10 +171,10 @@ class Asker:
         values = torch.tensor([answer.values for answer in good.values()], dtype=torch.float64)
         self.sums.append((asked, (values.sum(dim=0) * self._weight(good))[None]))
         if self.aggregate == "sum":
-            return self.sums[-1][1]
+            return [total for _, total in self.sums]
         return self._located(statistic, list(good), values)
 
-    def _summed(self, asked: Ask, query: Query, shares: Shares) -> Tensor:
+    def _summed(self, asked: Ask, query: Query, shares: Shares) -> None:
         """The total of a secure aggregation: nothing else is known, so nothing about single sources is checked."""
         assert isinstance(self.transport, SecureTransport)
         found = self.transport.total(query)
@@ -179,18 +183,18 @@ class Asker:
             if name not in found.sources:
                 self.lost[name] = found.lost.get(name, "it dropped out of the total.")
         values = torch.tensor([shares.centred(value) for value in found.values], dtype=torch.float64)
-        total_ = values * query.statistic.step(shares.steps) * self._weight(set(found.sources))
-        self.sums.append((asked, total_[None]))
-        return self.sums[-1][1]
+        total = values * query.statistic.step(shares.steps) * self._weight(set(found.sources))
+        self.sums.append((asked, total[None]))
 
-    def _located(self, statistic: Statistic, names: list[str], values: Tensor) -> Tensor:
-        """The total of all sources by the location of the answers (``_aggregate``)."""
+    def _located(self, statistic: Statistic, names: list[str], values: Tensor) -> list[Tensor]:
+        """The totals of all sources by the location of all their answers (``_aggregate``)."""
         neighbours = next(iter(self.terms.values())).neighbours
         scale, noise = self.price.scale(statistic, neighbours), self.price.noise
         if isinstance(statistic, Count):
             sizes = shrunk(values[:, 0], noise=noise, scale=scale)
             self._counted = dict(zip(names, sizes.tolist(), strict=True))
-            return (sizes.sum() * len(self.terms) / len(names))[None, None]
+            self._units.append((sizes.sum() * len(self.terms) / len(names))[None, None])
+            return list(self._units)
         known, everybody = self._sizes(names)
         sizes = torch.ones(len(names), dtype=torch.float64) if known is None else known
         spread: list[float] | None = None
@@ -198,11 +202,18 @@ class Asker:
             everybody = float(len(self.terms))
             middle = 1.4826 * (values - values.median(dim=0).values).abs().median(dim=0).values
             spread = (middle**2 - (2 if noise == "laplace" else 1) * scale**2).clamp_min(0.0).tolist()
-        found = total(values[None], sizes, statistic, noise=noise, scale=scale, spread=spread)
-        for place in found.far[0].any(dim=1).nonzero()[:, 0].tolist():
-            self.far[names[place]] = self.far.get(names[place], 0) + 1
+        places = torch.tensor([list(self.terms).index(name) for name in names])
+        said = torch.zeros(1, len(self.terms), values.shape[1], dtype=torch.float64)
+        counted = torch.zeros(len(self.terms), dtype=torch.float64)  # 0: it did not answer
+        said[0, places], counted[places] = values, sizes
+        answers = Answers(values=said, sizes=counted, statistic=statistic, noise=noise, scale=scale, spread=spread)
         mass = float(sizes.sum())
-        return found.value * (everybody / mass) if mass else found.value
+        self._said.append((answers, everybody / mass if mass else 1.0))
+        found = totals([one for one, _ in self._said])
+        for name, far in zip(self.terms, found[-1].far[0].any(dim=1).tolist(), strict=True):
+            if far:
+                self.far[name] = self.far.get(name, 0) + 1
+        return self._units + [one.value * stand for one, (_, stand) in zip(found, self._said, strict=True)]
 
     def _sizes(self, names: Sequence[str]) -> tuple[Tensor | None, float]:
         """The sizes of these sources and of all of them, published or counted; None if nothing is known."""

@@ -9,16 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from tacit.cli._calibrate_service import serve
 from tacit.cli._output import AsJson, console, print_json
 
 if TYPE_CHECKING:
     from tacit.calibrate import Calibrator, Method, Partition, Result
 
 METHOD = "signed-gap"
+app = typer.Typer(invoke_without_command=True)
+app.command("serve")(serve)
 
 
+@app.callback()
 def calibrate(
-    epsilon: Annotated[float, typer.Option(help="What each source may spend in all.")],
+    context: typer.Context,
+    epsilon: Annotated[float | None, typer.Option(help="What each source may spend in all.")] = None,
     sources: Annotated[int | None, typer.Option(help="How many sources there are.")] = None,
     samples: Annotated[
         int | None, typer.Option(help="How many samples each of them gets; no sample goes to two.")
@@ -73,9 +78,13 @@ def calibrate(
 
     The samples that no source gets are declared public: the calibration error is measured on them, exactly.
     """
+    if context.invoked_subcommand is not None:
+        return
     from tacit.calibrate import TRUSTS, CalibrationError, Calibrator, partition, read_outputs, read_unit_ids
     from tacit.privacy import Budget
 
+    if epsilon is None:
+        raise ValueError("Give --epsilon: what each source may spend in all.")
     budget = Budget(epsilon, delta)
     kind = _noise(noise, budget.pure)
     chosen = _method(method or METHOD, {"iterations": iterations, "bins": bins, "low": low, "high": high})

@@ -32,11 +32,11 @@ app.command("demo")(demo.demo)
 app.command("init")(init.init)
 app.command("run")(run_recipe.run)
 app.command("card")(card.card)
-app.command("calibrate")(calibrate.calibrate)
 app.command("noise")(noise.noise)
 app.command("check")(check.check)
 app.command("audit")(audit.audit)
 app.command("serve")(serve.serve)
+app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(ledger.app, name="ledger")
 
 

@@ -13,8 +13,17 @@ except ImportError:
 
 from tacit.calibrate.federated._client import SourceSettings, client_app
 from tacit.calibrate.federated._server import RunSettings, server_app
+from tacit.calibrate.federated._service import CalibrationService, ServiceError
 from tacit.calibrate.federated._transport import FlowerTransport
 
-__all__ = ["FlowerTransport", "RunSettings", "SourceSettings", "client_app", "server_app"]
+__all__ = [
+    "CalibrationService",
+    "FlowerTransport",
+    "RunSettings",
+    "ServiceError",
+    "SourceSettings",
+    "client_app",
+    "server_app",
+]
 
 del _flwr
