@@ -295,7 +295,8 @@ def _distance(r: Tensor, s: Tensor, noise: Noise) -> Tensor:
         return r**2 / (2 * (s**2 + 1))
     log_a = torch.special.log_ndtr(r / s - s) - r
     log_b = torch.special.log_ndtr(-r / s - s) + r
-    return torch.special.log_ndtr(-s) + math.log(2) - torch.logaddexp(log_a, log_b)
+    highest: Tensor = torch.special.log_ndtr(-s) + math.log(2)
+    return highest - torch.logaddexp(log_a, log_b)
 
 
 def _integrand(s: float, noise: Noise) -> tuple[Tensor, Tensor, Tensor, float]:

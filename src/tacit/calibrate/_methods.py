@@ -397,7 +397,7 @@ class Nothing(Method):
         return _nothing(trials)
 
 
-def _nothing(trials: int) -> Generator[Ask, Tensor, Outcome]:
+def _nothing(trials: int) -> Search:
     yield from ()
     return Outcome(temperature=torch.ones(trials, dtype=torch.float64))
 
