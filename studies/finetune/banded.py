@@ -1,12 +1,12 @@
 """Banded noise with cyclic Poisson sampling against DP-SGD at the same epsilon: one pass over features of a frozen net.
 
-    python -m studies.finetune.banded FEATURES.npz OUT [--epsilon 1] [--private 3000] [--steps 60] [--arms …]
+    python -m studies.finetune.banded FEATURES.npz OUT [--epsilon 1] [--private 3000] [--steps 60] [--seeds 5]
 
 FEATURES.npz is what studies/prepare makes; OUT keeps every run, so that a second call goes on where the first ended. A
 linear head on rows of norm 1, batches of private / steps rows, no momentum, unit clip, delta 1e-5, zero-out. Each arm
-has the same six learning rates with two seeds; the best of them on the test rows gets three more, and is marked if it
-lies at the edge. HyFreeDP begins at three rates and has five seeds of each. Data are declared public. The epsilon of
-each noise is derived again with dp_accounting alone.
+(`--arms`) has the same six learning rates with two seeds; the best of them on the test rows gets `seeds` in all, and is
+marked if it lies at the edge. HyFreeDP begins at three rates and has as many seeds of each. Data are declared public.
+The epsilon of each noise is derived again with dp_accounting alone.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ def main() -> None:
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--private", type=int, default=3_000)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--arms", nargs="*", default=[*ARMS, "HyFreeDP"])
     options = parser.parse_args()
 
@@ -134,7 +135,7 @@ def main() -> None:
         best = max(rates, key=functools.partial(mean, seen, arm))
         chosen = rates if arm == "HyFreeDP" else (best,)
         for lr in chosen:
-            more = run([cell(arm, lr, seed) for seed in range(5)])
+            more = run([cell(arm, lr, seed) for seed in range(options.seeds)])
             accuracies = [one["accuracy"] for one in more.values()]
             any_one = next(iter(more.items()))
             checked = derived(any_one[1]["noise"], options.steps, any_one[0].bands, 1 / options.steps)
