@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -18,10 +19,19 @@ from tacit.privacy import Ledger
 SIZE = 96
 
 
+def join() -> None:
+    """A rank that lost another one ends after this time, whatever it waits for."""
+    distributed.init_process_group("gloo", timeout=timedelta(minutes=5))
+
+
 def leave() -> None:
-    """End this rank at once, after all: gloo's threads may want the interpreter while it shuts down, and abort then."""
+    """End this rank at once, when all are done, and take nothing down in order.
+
+    A thread of gloo (or of a backward pass) that lets go of a Python object asks for the interpreter's lock. If the
+    interpreter is shutting down by then, CPython ends that thread by unwinding it, which C++ answers with
+    std::terminate: "terminate called without an active exception", and SIGABRT after a run in which nothing went wrong.
+    """
     distributed.barrier()
-    distributed.destroy_process_group()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -152,7 +162,7 @@ def adapted(folder: Path) -> tuple[adapt.Adapter, list[torch.Tensor]]:
 
 
 def main(folder: Path, steps: int, dies: str) -> None:
-    distributed.init_process_group("gloo")
+    join()
     rank = distributed.get_rank()
 
     def curator(event: object) -> None:

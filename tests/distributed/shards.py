@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tacit.finetune import PrivateLoop, make_private
 from tacit.privacy import Ledger
-from tests.distributed.ranks import leave
+from tests.distributed.ranks import join, leave
 
 
 def net() -> nn.Module:
@@ -52,7 +52,7 @@ def run(folder: Path, *, sharded: bool) -> PrivateLoop:
 
 
 def main(folder: Path, sharded: bool) -> None:
-    distributed.init_process_group("gloo")
+    join()
     private = run(folder, sharded=sharded)
     values = {name: p.full_tensor() if sharded else p for name, p in private.model.named_parameters()}  # type: ignore[operator]
     if sharded:

@@ -20,7 +20,7 @@ from tests.distributed.ranks import adapted, fit, own_loop, probe
 SCRIPT = Path(__file__).with_name("ranks.py")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 # A new store at every restart: else gloo may find the address of a dead process in the old one, and wait. Its port is
-# chosen before it is opened, so on a busy machine somebody else may have it by then.
+# chosen before it is opened, so on a busy machine somebody else may have it by then: that is tried again.
 RESTARTED = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
@@ -94,6 +94,11 @@ def test_one_two_and_four_ranks_release_the_same_bits(two: Path, tmp_path: Path)
 def killed(folder: Path, two: Path, dies: str) -> None:
     """A rank dies in the third step; torchrun's agent ends the others and starts all again, and the run resumes."""
     assert launch(folder, 2, dies=dies, restarts=1)
+    killed_run(folder, two)
+
+
+def killed_run(folder: Path, two: Path) -> None:
+    """What a run left in which a rank had died, beside one in which none had."""
     assert (folder / "died").exists()
     assert same({n: value for n, value in weights(two, 0).items() if n.startswith("fit.")}, weights(folder, 0))
     assert same(weights(folder, 0), weights(folder, 1))

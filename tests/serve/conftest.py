@@ -42,7 +42,9 @@ class Service:
         return Ledger(self.url, token=self.token(role, **terms))
 
     def ask(self, path: str, token: str | None = None) -> httpx.Response:
-        return httpx.get(self.url + path, headers={} if token is None else {"Authorization": f"Bearer {token}"})
+        return httpx.get(
+            self.url + path, headers={} if token is None else {"Authorization": f"Bearer {token}"}, timeout=300.0
+        )
 
 
 @contextmanager

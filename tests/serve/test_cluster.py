@@ -94,7 +94,7 @@ def test_one_replica_learns_and_two_predict_what_it_released(service: str, tmp_p
         assert torch.allclose(torch.tensor(said["outputs"][0]["data"]), expected, atol=1e-4)
     ledger = Ledger(f"sqlite:///{tmp_path}/ledger.db")
     assert [entry.kind for entry in ledger.entries() if entry.kind in ("charge", "settle")] == ["charge"]
-    steps = int(httpx.get(f"{service}/v2/models/model").json()["versions"][-1])
+    steps = int(httpx.get(f"{service}/v2/models/model", timeout=300.0).json()["versions"][-1])
     assert steps <= asked + 8, "a step for every request at most"
 
     (learner,) = [each["name"] for each in ray.util.list_named_actors(True) if "#Learner#" in each["name"]]

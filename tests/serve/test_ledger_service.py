@@ -78,7 +78,7 @@ def test_a_damaged_ledger_is_refused(service: Service, clinic: Ledger) -> None:
         connection.execute(sa.text("UPDATE tacit_subjects SET state = '{}'"))
     with pytest.raises(LedgerDamaged):
         clinic.charge("clinic", EVENT, stage="x")
-    page = httpx.get(service.url, auth=("x", service.token(Role.READ)))
+    page = httpx.get(service.url, auth=("x", service.token(Role.READ)), timeout=300.0)
     assert "was changed" in page.text
 
 
@@ -166,7 +166,7 @@ def test_only_hashes_are_kept(service: Service, tmp_path: Path) -> None:
 
 def test_without_a_token_there_is_nothing(service: Service) -> None:
     assert service.ask("/v1/head").status_code == 401
-    assert httpx.get(service.url).status_code == 401
+    assert httpx.get(service.url, timeout=300.0).status_code == 401
     with pytest.raises(LedgerError, match="needs a token"):
         Ledger(service.url)
     with pytest.raises(LedgerError, match="valid token"):
@@ -178,7 +178,9 @@ def test_without_a_token_there_is_nothing(service: Service) -> None:
 
 
 def test_tokens_over_the_service(service: Service) -> None:
-    with httpx.Client(base_url=service.url, headers={"Authorization": f"Bearer {service.token()}"}) as admin:
+    with httpx.Client(
+        base_url=service.url, headers={"Authorization": f"Bearer {service.token()}"}, timeout=300.0
+    ) as admin:
         made = admin.post("/v1/tokens", json={"role": "read"}).json()
         assert service.ask("/v1/head", made["token"]).status_code == 200
         assert made["id"] in [each["id"] for each in admin.get("/v1/tokens").json()["tokens"]]
@@ -221,7 +223,9 @@ def test_a_lost_answer_is_not_a_second_charge(service: Service, clinic: Ledger) 
 
 def test_one_receipt_is_one_charge(service: Service, clinic: Ledger) -> None:
     asked = {"subject": "clinic", "receipt": "ab" * 16, "event": events.to_json(EVENT), "stage": "x"}
-    with httpx.Client(base_url=service.url, headers={"Authorization": f"Bearer {service.token()}"}) as client:
+    with httpx.Client(
+        base_url=service.url, headers={"Authorization": f"Bearer {service.token()}"}, timeout=300.0
+    ) as client:
         first, second = (client.post("/v1/charges", json=asked) for _ in range(2))
         assert first.json()["head"] == second.json()["head"]
         other = client.post("/v1/charges", json=asked | {"stage": "y"})
@@ -255,7 +259,7 @@ def test_tls(tmp_path: Path) -> None:
     app = ledger_app(f"sqlite:///{tmp_path}/ledger.db")
     with serving(app, ssl_certfile=pem[0], ssl_keyfile=pem[1]) as port:
         trusted = ssl.create_default_context(cafile=str(pem[0]))
-        answer = httpx.get(f"https://localhost:{port}/health/live", verify=trusted)
+        answer = httpx.get(f"https://localhost:{port}/health/live", verify=trusted, timeout=300.0)
         assert answer.json() == {"status": "ok"}
 
 
@@ -294,19 +298,19 @@ def test_not_ready_without_its_database(service: Service) -> None:
 def test_the_page_needs_no_script(service: Service, clinic: Ledger) -> None:
     for _ in range(3):
         clinic.charge("clinic", EVENT, stage="finetune")
-    page = httpx.get(service.url, auth=("anybody", service.token(Role.READ, subject="clinic")))
+    page = httpx.get(service.url, auth=("anybody", service.token(Role.READ, subject="clinic")), timeout=300.0)
     assert page.status_code == 200
     assert "<script" not in page.text
     for words in ("Budgets", "What is left", "Last entries", "All 4 entries and totals hold", "ε = "):
         assert words in page.text
     assert page.headers["cache-control"] == "no-store"
-    card = httpx.get(f"{service.url}/card", auth=("anybody", service.token(Role.READ)))
+    card = httpx.get(f"{service.url}/card", auth=("anybody", service.token(Role.READ)), timeout=300.0)
     assert card.text.startswith("# Privacy card")
 
 
 def test_large_requests_are_refused(service: Service) -> None:
     headers = {"Authorization": f"Bearer {service.token()}"}
-    answer = httpx.post(f"{service.url}/v1/charges", content=b"x" * 5_000_000, headers=headers)
+    answer = httpx.post(f"{service.url}/v1/charges", content=b"x" * 5_000_000, headers=headers, timeout=300.0)
     assert answer.status_code == 413
 
 

@@ -12,7 +12,9 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from tacit.models import embedded
 from tacit.privacy import Ledger
 from tests.serve.conftest import free_port
 from tests.serve.test_model_service import question, rows
@@ -45,20 +47,40 @@ def ask(port: int, number: int, images: torch.Tensor) -> dict[str, Any] | None:
     return dict(answer.json())
 
 
+def check_versions(folder: Path, served: list[int], said: list[list[float]]) -> None:
+    """Every answer is that of the released parameters which it names, also right after a restart."""
+    model, checked = embedded().eval(), 0
+    for number, version in enumerate(served):
+        file = folder / "versions" / f"{version:08d}.safetensors"
+        if not file.exists():
+            continue  # the last hundred are kept
+        values, checked = load_file(file), checked + 1
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name in values:
+                    parameter.copy_(values[name])
+            assert torch.allclose(torch.tensor(said[number]), model(rows(1, number))[0], atol=1e-4), number
+    assert checked > len(served) / 4
+
+
 def killed(folder: Path, kills: int) -> None:
     port, chance, number = free_port(), random.Random(7), 0
     served: list[int] = []
+    said: list[list[float]] = []
     for _ in range(kills + 1):
         process = start(folder, port)
-        until = time.monotonic() + chance.uniform(0.3, 2.0)
-        while time.monotonic() < until:
+        until, enough = time.monotonic() + chance.uniform(0.3, 2.0), number + chance.randrange(5, 12)
+        while time.monotonic() < until or number < enough:  # on a busy machine too there is a step
             answer = ask(port, number, rows(1, number))
-            if answer is not None:
-                served.append(int(answer["model_version"]))
-                number += 1
+            assert answer is not None, "a request was lost while nobody killed the service"
+            served.append(int(answer["model_version"]))
+            said.append(answer["outputs"][0]["data"])
+            number += 1
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert served == sorted(served), "an earlier version came back"
+    assert len(set(served)) > kills, "some steps between two kills"
+    check_versions(folder, served, said)
     ledger = Ledger(str(folder / "ledger.db"))
     ledger.verify()
     entries = ledger.entries()

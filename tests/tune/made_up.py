@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from tacit import finetune
 from tacit.privacy import Receipt, epsilon_of, grid_sum, mechanisms
 from tacit.tune import Hyperparameters
 
@@ -74,3 +75,40 @@ def dies(hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> float
     if hyperparameters.lr > 0.1:
         os.kill(os.getpid(), signal.SIGKILL)
     return works(hyperparameters, mu, receipt)
+
+
+def data() -> tuple[Tensor, Tensor]:
+    """Rows that have something to learn."""
+    drawn = torch.Generator().manual_seed(3)
+    inputs = torch.randn(80, 5, generator=drawn)
+    return inputs, (inputs[:, 0] > 0).long()
+
+
+def descent(hyperparameters: Hyperparameters) -> finetune.DPGD:
+    """Steps over everybody, all of them private."""
+    return finetune.DPGD(lr=hyperparameters.lr, steps=hyperparameters.steps, free_step=False)
+
+
+def trains(hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> nn.Module:
+    """A run of `fit` on the receipt, over however many ranks there are."""
+    del mu
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Linear(8, 2))
+    paid: dict[str, Any] = {"receipt": receipt, "delta": 1e-5, "size": 10_000}
+    return finetune.fit(model, data(), scheme="full", optimizer=descent(hyperparameters), **paid).model
+
+
+def trains_or_loses_a_rank(hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> nn.Module:
+    """The same, but a rank that does not lead is killed if the learning rate is large."""
+    from torch import distributed
+
+    if hyperparameters.lr > 0.1 and distributed.is_initialized() and distributed.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return trains(hyperparameters, mu, receipt)
+
+
+def right(model: nn.Module) -> Tensor:
+    """Whether each row is predicted right."""
+    inputs, labels = data()
+    with torch.no_grad():
+        return (model(inputs).argmax(1) == labels).double()

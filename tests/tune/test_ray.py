@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import breaks, dies, half, works
+import torch
+from made_up import breaks, descent, dies, half, right, trains, trains_or_loses_a_rank, works
 
 from tacit import CuratorEvent, tune
-from tacit.privacy import Budget, Ledger, mu_of
+from tacit.privacy import Budget, Ledger, Neighbours, Receipt, mu_of
 from tacit.privacy.events import from_json, gaussian, gaussian_noise
 
 BOX = tune.Space(lr=(0.01, 1.0), steps=(2, 2))
@@ -49,6 +51,8 @@ def test_what_tasks_cannot_take_part_in_is_refused(ledger: Ledger) -> None:
         search(ledger, lambda *given: works(*given))
     with pytest.raises(ValueError, match="at least one worker"):
         tune.RayRunner(workers=0)
+    with pytest.raises(ValueError, match="one rank"):
+        tune.RayRunner(ranks=0)
     assert mus(ledger) == []
 
 
@@ -59,8 +63,15 @@ def test_what_tasks_cannot_take_part_in_is_refused(ledger: Ledger) -> None:
 def cluster() -> Iterator[Any]:
     import ray
 
-    paths = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=paths)
+    paths = {"env_vars": {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}}
+    for left in (2, 1, 0):  # a node that is not up within 30 s, as on a busy machine, gives up
+        try:
+            ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=paths)
+            break
+        except Exception:
+            ray.shutdown()
+            if not left:
+                raise
     yield ray
     ray.shutdown()
 
@@ -133,3 +144,47 @@ def test_a_ledger_by_a_relative_path_is_found(tmp_path: Path, monkeypatch: pytes
     with Ledger("sqlite:///here.db") as ledger:
         assert search(ledger, works).model == 0.5
         assert len(mus(ledger)) == 4
+
+
+class Training:
+    """`trains` as a trainable that says what it releases."""
+
+    unit, size = "sample", 10_000
+
+    def __init__(self, run: Any) -> None:
+        self.run = run
+
+    def event(self, point: tune.Hyperparameters, mu: float, neighbours: Neighbours) -> Any:
+        return descent(point).event(neighbours.factor * math.sqrt(point.steps) / mu, self.size)
+
+    def __call__(self, point: tune.Hyperparameters, mu: float, receipt: Receipt) -> Any:
+        return self.run(point, mu, receipt)
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("cluster")
+def test_a_trial_over_two_ranks_is_that_of_one(tmp_path: Path) -> None:
+    """One charge for a trial, whatever its ranks, and (seeded) the model of a trial in one process, up to rounding."""
+    found = {}
+    for ranks in (1, 2):
+        with Ledger(f"sqlite:///{tmp_path / str(ranks)}.db") as ledger:
+            how = {"runner": tune.RayRunner(workers=1, ranks=ranks), "score": right, "seed": 4}
+            found[ranks] = search(ledger, Training(trains), points=2, **how)
+            assert len(mus(ledger)) == 4, "a training and a score for each of two trials"
+            ledger.verify(ledger.head)
+            assert found[ranks].guarantee.epsilon <= 1.0
+    assert [trial.failed for trial in found[2].trials] == [False, False]
+    for one, two in zip(found[1].trials, found[2].trials, strict=True):
+        assert one.score == pytest.approx(two.score, abs=0.05)
+    for name, value in found[1].model.state_dict().items():
+        assert torch.allclose(found[2].model.state_dict()[name], value, atol=1e-4)
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("cluster")
+def test_a_trial_that_loses_a_rank_stays_charged_and_the_others_go_on(ledger: Ledger) -> None:
+    how = {"runner": tune.RayRunner(workers=1, ranks=2), "score": right}
+    found = search(ledger, Training(trains_or_loses_a_rank), points=3, **how)
+    assert [trial.failed for trial in found.trials] == [False, False, True]
+    assert len(mus(ledger)) == 6
+    ledger.verify(ledger.head)

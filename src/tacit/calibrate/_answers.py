@@ -1,4 +1,5 @@
-"""The answers that a source has given, kept where its ledger is kept: one question is answered once.
+"""The answers that a source has given, kept where its ledger is kept (or in a database of its own, if that is behind a
+service): one question is answered once.
 
 Fresh noise for the same question would average out. So a query's id is written down before it is charged, and its noisy
 answer before it leaves:
@@ -17,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import register_at_fork
+from pathlib import Path
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -150,15 +152,30 @@ class _InDatabase(AnswerBook):
 _in_memory: weakref.WeakKeyDictionary[Ledger, AnswerBook] = weakref.WeakKeyDictionary()
 
 
-def book_of(ledger: Ledger) -> AnswerBook:
-    """The answers beside this ledger: in its database, or in memory if that is where the ledger is."""
+def book_of(ledger: Ledger, answers: str | Path | None = None) -> AnswerBook:
+    """The answers beside this ledger: in its database, or in memory if that is where the ledger is.
+
+    Args:
+        ledger: The ledger.
+        answers: A file or a database of their own. A ledger behind a service needs it, for it keeps charges alone.
+
+    Returns:
+        The answers.
+
+    Raises:
+        ValueError: The ledger is behind a service, and nobody said where answers are kept.
+    """
     with _lock:
+        if answers is not None:
+            return _InDatabase(str(answers) if "://" in str(answers) else f"sqlite:///{answers}")
+        if ledger.url.startswith(("https://", "http://")):
+            raise ValueError("This ledger is behind a service: say with answers= in which file answers are kept here.")
         if ledger.durable:
             return _InDatabase(ledger.url)
         return _in_memory.setdefault(ledger, _InMemory())
 
 
-def reopen(ledger: Ledger, subject: str) -> None:
+def reopen(ledger: Ledger, subject: str, *, answers: str | Path | None = None) -> None:
     """Let the questions of a subject be asked again that a killed process had begun and not answered.
 
     Formal guarantee: an answer is kept before it leaves, so one that was not kept has reached nobody. The caller knows
@@ -168,5 +185,6 @@ def reopen(ledger: Ledger, subject: str) -> None:
     Args:
         ledger: The ledger.
         subject: The data set's name in it.
+        answers: As in `Source`.
     """
-    book_of(ledger).reopen(subject)
+    book_of(ledger, answers).reopen(subject)

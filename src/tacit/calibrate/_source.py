@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -125,6 +126,8 @@ class Source:
         budget: What may be spent on these data in all.
         ledger: Where answers are charged; without one the source keeps one in memory, which does not survive the
             process.
+        answers: A file of this machine, or a database, in which given answers are kept; by default the ledger's. Needed
+            if the ledger is behind a service.
         subject: The data set's name in the ledger.
         unit: The kind of unit ("patient"); without `unit_ids` a row is a "sample", and anything else is refused.
         unit_ids: One integer or string per row; all rows with the same id are one unit, which counts by the mean of its
@@ -162,6 +165,7 @@ class Source:
         labels: Any,
         budget: Budget,
         ledger: Ledger | None = None,
+        answers: str | Path | None = None,
         subject: str | None = None,
         unit: Unit | str | None = None,
         unit_ids: Any = None,
@@ -195,8 +199,8 @@ class Source:
         self.colluding = colluding if trust != "local" else 0.0
         self.ledger = ledger if ledger is not None else Ledger("sqlite://")
         self.subject = subject or name
+        self._book = book_of(self.ledger, answers)
         self._mode = self._declare()
-        self._book = book_of(self.ledger)
 
     @classmethod
     def from_model(

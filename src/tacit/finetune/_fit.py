@@ -20,7 +20,7 @@ from tacit._refusals import Refusal, attempt
 from tacit._saving import save_result
 from tacit.data import Records, Rows, TensorRecords, synthetic_rows, unit_ids_of
 from tacit.distributed import team
-from tacit.finetune._account import Promise, assumptions, check_promise, cost, paid_account
+from tacit.finetune._account import Promise, assumptions, check_promise, cost
 from tacit.finetune._evaluation import Evaluation, Evaluator, check_rows_alone
 from tacit.finetune._features import Layers, Probe
 from tacit.finetune._linear_probe import linear_probe
@@ -276,8 +276,8 @@ def fit(
     ranks = team()
     if ranks is not None and optimizer.update.rule in KNOWS_NOISE:
         raise ValueError(f"The rule {optimizer.update.rule!r} is for runs of one process.")
-    if ranks is not None and (receipt is not None or standardise is not None or workers):
-        raise ValueError("A run over several ranks takes no receipt=, standardise= or workers=: leave them out.")
+    if ranks is not None and (standardise is not None or workers):
+        raise ValueError("A run over several ranks takes no standardise= or workers=: leave them out.")
     for value, what in ((every, "every"), (microbatch, "microbatch"), (size, "size")):
         if value is not None:
             check_count(value, what)
@@ -348,13 +348,10 @@ def fit(
             if evaluate is not None and evaluate.public and head == "keep" and receipt is None:
                 warn_if_blind(Evaluator(evaluate, ready.held_out, task, curator, workers)(ready.body), ready.held_out)
         if ranks is not None:
-            check_ranks(ranks, ready.body, query, settings, records)
+            check_ranks(ranks, ready.body, query, f"{settings} {receipt and receipt.id}", records)
         others = [] if paid is None else [paid.event if rows is None else paid.mean_event]
         leads = ranks is None or ranks.leads
-        if receipt is not None:
-            account = paid_account(optimizer, promise, receipt)
-        else:
-            account = account_for(ranks, optimizer, promise, ledger, subject, others=others, seed=seed)
+        account = account_for(ranks, optimizer, promise, ledger, subject, receipt=receipt, others=others, seed=seed)
         if leads:
             optimizer.check_split(query, account.scale)
             mechanisms.check(query.zero_sum(), account.event, noise=query.split(account.scale))

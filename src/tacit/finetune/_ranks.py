@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from tacit import _checkpoints as checkpoints
 from tacit.data import Records, unit_ids_of
 from tacit.distributed import Team
-from tacit.finetune._account import Account, Promise, no_account, open_account
+from tacit.finetune._account import Account, Promise, no_account, open_account, paid_account
 from tacit.finetune._optimizers import Optimizer
 from tacit.finetune._queries import GradientQuery
 from tacit.gradients import ClippedSum, leaves
-from tacit.privacy import Ledger, sampling
+from tacit.privacy import Ledger, Receipt, sampling
 from tacit.privacy.events import DpEvent
 
 _LOOKED_AT = 32  # units that are compared row by row
@@ -62,11 +62,17 @@ def account_for(
     ledger: Ledger | None,
     subject: str | None,
     *,
+    receipt: Receipt | None = None,
     others: Sequence[DpEvent] = (),
     seed: int | None = None,
 ) -> Account:
-    """Who pays: of several ranks only the leader opens the ledger, and if it is refused, all are."""
+    """Who pays: of several ranks only the leader opens the ledger, and if it is refused, all are.
 
+    A receipt that was charged before is the leader's as well: the others have it without its key, as a description.
+    """
+    if receipt is not None:
+        paid = paid_account(optimizer, promise, receipt)
+        return paid if ranks is None or ranks.leads else no_account(optimizer, promise)
     if ranks is None:
         return open_account(optimizer, promise, ledger, subject, others=others, seed=seed)
     found = ranks.alone(lambda: open_account(optimizer, promise, ledger, subject, others=others, seed=seed))

@@ -29,10 +29,10 @@ class RemoteBook:
     Args:
         url: The service's address, https://….
         token: A token of the service; see ``tacit ledger token``.
-        patience: Seconds for which a question that found no answer is asked again.
+        patience: Seconds for which a question that found no answer is asked again; None: two minutes.
     """
 
-    def __init__(self, url: str, token: str | None, *, patience: float = PATIENCE) -> None:
+    def __init__(self, url: str, token: str | None, *, patience: float | None = None) -> None:
         try:
             import httpx
         except ModuleNotFoundError:
@@ -42,7 +42,7 @@ class RemoteBook:
         host = httpx.URL(url).host
         if url.startswith("http://") and host not in ("localhost", "127.0.0.1", "::1"):
             raise LedgerError("A token crosses a network only encrypted: use https://.")
-        self.url, self.patience = url.rstrip("/"), patience
+        self.url, self.patience = url.rstrip("/"), PATIENCE if patience is None else patience
         self._lost = httpx.TransportError
         self._client = httpx.Client(
             base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=30.0, follow_redirects=False
@@ -126,7 +126,7 @@ class RemoteBook:
                 answer = self._client.request(method, path, **asked)
                 if answer.status_code not in _AGAIN:
                     return self._read(answer)
-                wait = max(wait, float(answer.headers.get("Retry-After", 0)))
+                wait = max(wait, _seconds(answer.headers.get("Retry-After", "")))
             except self._lost:
                 pass
             if time.monotonic() + wait > deadline:
@@ -147,3 +147,12 @@ class RemoteBook:
         if isinstance(payload, dict) and "refusal" in payload:
             raise wire.refusal_from_json(payload)
         raise LedgerError(f"The ledger {self.url} refused with {answer.status_code}.")
+
+
+def _seconds(told: str) -> float:
+    """What Retry-After asks for in seconds; 0 where it is a date, as a proxy may write it, or no number."""
+    try:
+        seconds = float(told)
+    except ValueError:
+        return 0.0
+    return seconds if seconds >= 0 else 0.0

@@ -14,6 +14,7 @@ from, and no row is learnt from twice.
 from __future__ import annotations
 
 import copy
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,8 +28,9 @@ from torch import Tensor, nn
 from tacit import _checkpoints as checkpoints
 from tacit.adapt import Adapter, resume_adapter, save_adapter
 from tacit.privacy import BudgetExceeded, LedgerError, ReceiptError, Unit
+from tacit.serve._observed import log, place_of
 
-_CHECKPOINT = "adapter.safetensors"
+_CHECKPOINT, _MARK = "adapter.safetensors", "served"
 
 
 class QueueFull(Exception):
@@ -145,14 +147,14 @@ class AdaptingModel:
         """Logits of the released parameters, and their version; the rows then wait to be learnt from.
 
         Raises:
-            ValueError: Rows of another shape or type, or nobody's.
+            ValueError: Rows of another shape or type, nobody's, or more than ever may wait.
             QueueFull: Too many rows wait; nothing was predicted.
         """
         self._check(rows, unit_ids)
-        learning = self.stopped is None and len(rows) > 0
+        learning = self.stopped is None
         with self._lock:
-            if learning and len(self._waiting.rows) + self._coming + len(rows) > self.rules.queue:
-                raise QueueFull
+            if learning:
+                self._refuse_beyond(len(rows))
             self._coming += len(rows)
         try:
             rows = rows.to(self.example.dtype)
@@ -170,15 +172,14 @@ class AdaptingModel:
         """Rows that were predicted elsewhere, to be learnt from.
 
         Raises:
-            ValueError: Rows of another shape or type, or nobody's.
+            ValueError: Rows of another shape or type, nobody's, or more than ever may wait.
             QueueFull: Too many rows wait.
         """
         self._check(rows, unit_ids)
-        if self.stopped is not None or not len(rows):
+        if self.stopped is not None:
             return
         with self._arrived:
-            if len(self._waiting.rows) + self._coming + len(rows) > self.rules.queue:
-                raise QueueFull
+            self._refuse_beyond(len(rows))
             self._waiting.add(rows.to(self.example.dtype), unit_ids)
             self._arrived.notify()
 
@@ -229,10 +230,10 @@ class AdaptingModel:
         if not file.exists():
             raise ValueError(f"Version {version} is not kept: there are {', '.join(map(str, self.versions))}.")
         values = load_file(file)
-        with self._stepping, self._parameters:
+        with self._stepping:
             self.adapter.continue_from(values)
-            put_values(self._served, values)
-            self.version = version
+            self._serve(version, values)
+            self._save()
 
     def drain(self, seconds: float = 60.0) -> bool:
         """Wait until every full batch was learnt from and saved; whether that happened in time."""
@@ -259,10 +260,9 @@ class AdaptingModel:
         self.version, file = 0, self.folder / _CHECKPOINT
         if file.exists():
             self.exact = resume_adapter(self.adapter, file, private=self._private)
-            self.version = max(self.versions, default=0)
-            if not self.rules.shadow:
-                self._show()
+            self._go_on_from_served()
             self._save()
+            self._stop_at_horizon()
             return
         checkpoints.write(self._file(0), save(_values(self.adapter)))
         try:
@@ -280,8 +280,9 @@ class AdaptingModel:
                     self._step(rows, ids)
             except (BudgetExceeded, ReceiptError, LedgerError) as error:
                 self.stopped = str(error)  # it serves on with what was released
-            except Exception:
+            except Exception as error:
                 self.stopped = "A step failed; see the service's own log."  # the text may hold private values
+                log.error(json.dumps({"stopped": place_of(error)}))
             finally:
                 with self._lock:
                     self._busy = False
@@ -306,24 +307,39 @@ class AdaptingModel:
             self._busy = True
         return torch.stack(rows), ids or None
 
+    def _go_on_from_served(self) -> None:
+        """What was served last is newer than the checkpoint after a kill between the two, or a few steps later."""
+        mark = self.folder / _MARK
+        last = int(mark.read_text()) if mark.exists() else max(self.versions, default=0)
+        values, mine = load_file(self._file(last)), _values(self.adapter)
+        if any(not torch.equal(value, mine[name]) for name, value in values.items()):
+            self.adapter.continue_from(values)
+        self._serve(last, values)
+
     def _step(self, rows: Tensor, ids: list[str] | None) -> None:
         adapter, rules = self.adapter, self.rules
         adapter(rows, unit_ids=ids)
-        with self._parameters:
-            self.version = adapter.steps
-        checkpoints.write(self._file(adapter.steps), save(_values(adapter)))
+        values = _values(adapter)
+        checkpoints.write(self._file(adapter.steps), save(values))
+        self._serve(adapter.steps, values)
         for old in self.versions[1 : -rules.keep]:  # the source model stays
             self._file(old).unlink(missing_ok=True)
-        if not rules.shadow:
-            self._show()
         if adapter.steps % rules.every == 0:
             self._save()
-        if rules.horizon is not None and adapter.steps >= rules.horizon:
-            self.stopped = f"The stream's {rules.horizon:,} steps are used: the model is served as it is."
+        self._stop_at_horizon()
 
-    def _show(self) -> None:
+    def _stop_at_horizon(self) -> None:
+        horizon = self.rules.horizon
+        if horizon is not None and self.adapter.steps >= horizon:
+            self.stopped = f"The stream's {horizon:,} steps are used: the model is served as it is."
+
+    def _serve(self, version: int, values: dict[str, Tensor]) -> None:
+        """Parameters and the number that answers give them change together, and outlive a kill."""
+        checkpoints.write(self.folder / _MARK, str(version).encode())
         with self._parameters:
-            put_values(self._served, _values(self.adapter))
+            if not self.rules.shadow:
+                put_values(self._served, values)
+            self.version = version
 
     def _save(self) -> None:
         if self.adapter.stream is not None or self.adapter.steps:
@@ -335,9 +351,17 @@ class AdaptingModel:
     def _check(self, rows: Tensor, unit_ids: Sequence[str] | None) -> None:
         check_rows(rows, unit_ids, self.example, str(self.adapter.unit))
 
+    def _refuse_beyond(self, rows: int) -> None:
+        if rows > self.rules.queue:
+            raise ValueError(f"A request has at most {self.rules.queue:,} rows, as many as may wait.")
+        if len(self._waiting.rows) + self._coming + rows > self.rules.queue:
+            raise QueueFull
+
 
 def check_rows(rows: Tensor, unit_ids: Sequence[str] | None, example: Tensor, unit: str) -> None:
     """Refuse rows of another shape than the example's, and rows of which nobody says whose they are."""
+    if not len(rows):
+        raise ValueError("A request has at least one row.")
     if rows.shape[1:] != example.shape:
         raise ValueError(f"A row has the shape {tuple(example.shape)}, not {tuple(rows.shape[1:])}.")
     if unit == Unit.SAMPLE and unit_ids is not None:

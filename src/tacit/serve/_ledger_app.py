@@ -13,6 +13,7 @@ from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -29,13 +30,14 @@ from tacit.privacy import (
 )
 from tacit.serve import _schemas as schemas
 from tacit.serve._ledger_page import router as pages
-from tacit.serve._limits import RateLimit
+from tacit.serve._limits import RateLimit, in_turn, new_turns
 from tacit.serve._observed import Metrics, Observed, health_routes
 from tacit.serve._scope import Forbidden, ScopedBook
 from tacit.serve._tokens import Role, Token, Tokens
 
 _PAGE = 1000  # entries in one answer
 _LARGEST = 4_000_000  # bytes of a request
+_LATER = {"refusal": "ledger", "detail": "The service could not do this now; ask again."}
 _REFUSED = {code: {"model": schemas.RefusalAnswer} for code in (400, 401, 403, 404, 409, 413, 422, 429, 500, 503)}
 _bearer = HTTPBearer(auto_error=False, description="A token of `tacit ledger token create`.")
 router = APIRouter(prefix="/v1", responses=_REFUSED)  # type: ignore[arg-type]
@@ -65,12 +67,12 @@ def ledger_app(url: str, *, rate: float = 50.0, burst: int = 200) -> FastAPI:
     )
     app.state.book, app.state.tokens = book, Tokens(book.engine)
     app.state.limit, app.state.strangers = RateLimit(rate, burst), RateLimit(5.0, 20)
-    app.add_middleware(Observed, largest=_LARGEST)
+    app.state.turns = new_turns()
+    app.add_middleware(Observed, largest=_LARGEST, sorry=_answer(503, _LATER))
     app.include_router(router)
     app.state.metrics = Metrics()
     app.include_router(health_routes(book.head, app.state.metrics))
     app.include_router(pages)
-    app.add_exception_handler(Exception, _unexpected)
     for kind in (LedgerError, ReceiptError, ValueError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _refused)
     return app
@@ -191,7 +193,7 @@ def head(book: Scoped) -> Any:
     return {"head": book.head(), "only": book.only}
 
 
-@router.get("/verification", response_model=schemas.VerificationAnswer)
+@router.get("/verification", response_model=schemas.VerificationAnswer, dependencies=[Depends(in_turn)])
 def verification(book: Scoped, head: Annotated[str | None, Query(max_length=100)] = None) -> Any:
     """Check every entry and total; 500 with the first thing that does not hold."""
     count, low = book.verify(head)
@@ -224,6 +226,8 @@ def _refused(_: Request, error: Exception) -> Response:
         return _answer(422, {"refusal": "invalid", "detail": "; ".join(parts)})
     if isinstance(error, HTTPException):
         return _answer(error.status_code, {"refusal": "ledger", "detail": str(error.detail)}, error.headers)
+    if isinstance(error.__cause__, SQLAlchemyError):  # its text has the database's address and may quote the query
+        return _answer(503, _LATER)
     status = 400
     for kind, code in (
         (Forbidden, 403),
@@ -237,10 +241,6 @@ def _refused(_: Request, error: Exception) -> Response:
             status = code
             break
     return _answer(status, wire.refusal_to_json(error))
-
-
-def _unexpected(_: Request, __: Exception) -> Response:
-    return _answer(503, {"refusal": "ledger", "detail": "The service could not do this now; ask again."})
 
 
 def _answer(status: int, told: dict[str, Any], headers: Any = None) -> Response:

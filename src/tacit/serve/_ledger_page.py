@@ -17,6 +17,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse
 
 from tacit.privacy import Entry, Ledger, LedgerDamaged, Mode, Subject, from_units, ledger_of
 from tacit.report import Cell, Column, Picture, Section, Table, card, describe_event, run_files
+from tacit.serve._limits import in_turn
 from tacit.serve._scope import ScopedBook
 
 _LAST = 50  # entries that the page lists
@@ -41,13 +42,13 @@ def _reader(request: Request, shown: Annotated[HTTPBasicCredentials | None, Depe
 Reader = Annotated[Ledger, Depends(_reader)]
 
 
-@router.get("/", response_class=HTMLResponse)
+@router.get("/", response_class=HTMLResponse, dependencies=[Depends(in_turn)])
 def page(ledger: Reader) -> str:
     """The ledger at a glance."""
     return ledger_page(ledger)
 
 
-@router.get("/card", response_class=PlainTextResponse)
+@router.get("/card", response_class=PlainTextResponse, dependencies=[Depends(in_turn)])
 def privacy_card(ledger: Reader) -> str:
     """The privacy card, as markdown."""
     return card(ledger, title="the ledger of this service")

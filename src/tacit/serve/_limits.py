@@ -5,6 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
+
+from fastapi import Request
+from starlette.exceptions import HTTPException
+
+_AT_ONCE = 2  # checks of a whole chain: they take long, and charges are not to wait for them
 
 
 class RateLimit:
@@ -31,3 +37,19 @@ class RateLimit:
             while len(self._left) > self.most:
                 self._left.popitem(last=False)
         return 0.0 if fine else (1.0 - left) / self.rate
+
+
+def new_turns() -> threading.BoundedSemaphore:
+    """As many turns as there may be checks of the whole ledger at a time."""
+    return threading.BoundedSemaphore(_AT_ONCE)
+
+
+def in_turn(request: Request) -> Iterator[None]:
+    """A dependency of what reads the whole ledger: beyond a few at a time, 429."""
+    turns: threading.BoundedSemaphore = request.app.state.turns
+    if not turns.acquire(blocking=False):
+        raise HTTPException(429, "The whole ledger is being checked by others; ask again.", {"Retry-After": "1"})
+    try:
+        yield
+    finally:
+        turns.release()

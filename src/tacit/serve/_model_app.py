@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import math
+import unicodedata
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Protocol
@@ -22,7 +23,10 @@ from tacit.serve._adapting import Facts, QueueFull, Rules
 from tacit.serve._observed import Metrics, Observed, health_routes
 
 _LARGEST = 64_000_000  # bytes of a request
-_ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": schemas.Error} for code in (400, 401, 404, 413, 422, 429)}
+_FAILED = "The model could not answer this request."
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    code: {"model": schemas.Error} for code in (400, 401, 404, 413, 422, 429, 500)
+}
 
 
 class Served(Protocol):
@@ -57,9 +61,16 @@ def model_app(model: Served, *, name: str = "model", admin_token: str | None = N
         yield
         model.close()
 
-    app = FastAPI(title=f"tacit: {name}", version=__version__, lifespan=life, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title=f"tacit: {name}",
+        version=__version__,
+        lifespan=life,
+        docs_url=None,
+        redoc_url=None,
+        strict_content_type=False,  # clients of the protocol, curl among them, do not all name their content's type
+    )
     app.state.metrics = metrics = Metrics()
-    app.add_middleware(Observed, largest=_LARGEST)
+    app.add_middleware(Observed, largest=_LARGEST, sorry=JSONResponse({"error": _FAILED}, status_code=500))
     app.include_router(health_routes(lambda: model.example, metrics))
     for kind in (ValueError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _refused)
@@ -118,9 +129,7 @@ def _protocol(app: FastAPI, model: Served, name: str) -> None:
         return {"name": name, "ready": True}
 
     @app.post("/v2/models/{asked}/infer", response_model=schemas.InferenceResponse, responses=_ERRORS)
-    def infer(
-        asked: str, request: schemas.InferenceRequest, x_unit_id: Annotated[str | None, Header(max_length=200)] = None
-    ) -> Any:
+    def infer(asked: str, request: schemas.InferenceRequest, x_unit_id: Annotated[str | None, Header()] = None) -> Any:
         """Predict with the released parameters; the rows are learnt from afterwards."""
         known(asked)
         rows = _rows(request.inputs[0])
@@ -169,27 +178,46 @@ def _rows(given: schemas.InputTensor) -> Tensor:
     if given.datatype not in schemas.TYPES:
         raise ValueError(f"The datatype {given.datatype} is not served: use FP32.")
     flat: list[Any] = given.data
-    while flat and isinstance(flat[0], list):
+    while any(isinstance(each, list) for each in flat):
+        if not all(isinstance(each, list) for each in flat):
+            raise ValueError("The data are numbers, or lists of one depth.")
         flat = [number for row in flat for number in row]
     if len(flat) != math.prod(given.shape):
         raise ValueError(f"{len(flat)} numbers for the shape {given.shape}.")
-    # a value that is no number takes its place as a missing one: it is not learnt from, and moves nobody else
-    return torch.tensor([_number(v) for v in flat], dtype=torch.float64).float().reshape(given.shape)
+    return torch.tensor([_number(value) for value in flat], dtype=torch.float64).float().reshape(given.shape)
 
 
 def _number(value: Any) -> float:
+    """A value that is no number takes its place as a missing one: it is not learnt from, and moves nobody else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
     try:
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-    except OverflowError:  # a whole number of hundreds of digits, as JSON allows
+        return float(value)
+    except OverflowError:  # a whole number beyond float64
         return math.nan
 
 
 def _unit_ids(request: schemas.InferenceRequest, header: str | None, rows: int) -> list[str] | None:
+    """Whose rows they are. Who is named in the header (by a gateway, say) cannot be renamed in the body."""
     said = {**(request.parameters or {}), **(request.inputs[0].parameters or {})}
-    ids = said.get("unit_ids", said.get("unit_id", header))
-    if ids is None:
-        return None
-    return [str(each) for each in ids] if isinstance(ids, list) else [str(ids)] * rows
+    named = said.get("unit_ids", said.get("unit_id"))
+    of_all = None if header is None else _unit_id(header.encode("latin-1").decode("utf-8", "replace"))
+    if named is None:
+        return None if of_all is None else [of_all] * rows
+    ids = [_unit_id(each) for each in named] if isinstance(named, list) else [_unit_id(named)] * rows
+    if of_all is not None and any(each != of_all for each in ids):
+        raise ValueError("The header X-Unit-Id and the request's parameters name different units: say it once.")
+    return ids
+
+
+def _unit_id(given: Any) -> str:
+    """One spelling for one unit: a whole number is its digits, and blanks around a name do not count."""
+    if isinstance(given, bool) or not isinstance(given, str | int):
+        raise ValueError("A unit id is a string or a whole number.")
+    name = unicodedata.normalize("NFC", str(given)).strip()
+    if not 0 < len(name) <= schemas.LONGEST_ID:
+        raise ValueError(f"A unit id has 1 to {schemas.LONGEST_ID} characters.")
+    return name
 
 
 def _refused(_: Request, error: Exception) -> Response:

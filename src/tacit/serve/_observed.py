@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import time
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
@@ -21,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tacit.serve._schemas import Health
 
 log = logging.getLogger("tacit.serve")
+_METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}  # others are counted together
 
 
 class Metrics:
@@ -36,17 +39,21 @@ class Metrics:
 
 
 class Observed:
-    """Counts, logs and bounds every request; no page is kept by a browser or shown in a frame."""
+    """Counts, logs and bounds every request; no page is kept by a browser or shown in a frame.
 
-    def __init__(self, app: ASGIApp, *, largest: int) -> None:
-        self.app, self.largest = app, largest
+    An error that nobody expected is answered with `sorry`, and its kind and place are logged: its text may quote what
+    was asked (a database's has the values of its query), so neither it nor its traceback goes any further.
+    """
+
+    def __init__(self, app: ASGIApp, *, largest: int, sorry: Response) -> None:
+        self.app, self.largest, self.sorry = app, largest, sorry
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
-        began, status, got = time.perf_counter(), 500, 0
+        began, status, got, wrong = time.perf_counter(), 0, 0, None
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -71,23 +78,35 @@ class Observed:
 
         try:
             await self.app(scope, bounded, answer)
+        except Exception as error:
+            wrong = place_of(error)
+            if not status:  # nothing was answered yet
+                await self.sorry(scope, receive, answer)
         finally:
-            self._note(scope, state, status, time.perf_counter() - began)
+            self._note(scope, state, status or 500, time.perf_counter() - began, wrong)
 
-    def _note(self, scope: Scope, state: dict[str, Any], status: int, seconds: float) -> None:
+    def _note(self, scope: Scope, state: dict[str, Any], status: int, seconds: float, wrong: str | None) -> None:
         route = getattr(scope.get("route"), "path", "none")
+        method = scope["method"] if scope["method"] in _METHODS else "other"
         metrics: Metrics = scope["app"].state.metrics
-        metrics.requests.labels(scope["method"], route, str(status)).inc()
+        metrics.requests.labels(method, route, str(status)).inc()
         metrics.seconds.labels(route).observe(seconds)
         told = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "method": scope["method"],
+            "method": method,
             "route": route,
             "status": status,
             "ms": round(1000 * seconds, 1),
             "token": state.get("token"),
         }
-        log.info(json.dumps(told))
+        log.info(json.dumps(told if wrong is None else told | {"error": wrong}))
+
+
+def place_of(error: BaseException) -> str:
+    """The kind of an error and the line of the package that it passed last, without a word of its text."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "tacit" in frame.filename]
+    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return type(error).__name__ + place
 
 
 def health_routes(probe: Callable[[], object], metrics: Metrics) -> APIRouter:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from tacit._curator import Curator, ErrorEvent, report_error
 from tacit._refusals import Refusal
+from tacit.distributed import team
 from tacit.privacy import Neighbours, events, rehearsal, sampling
 from tacit.tune._search import unit_of
 from tacit.tune._space import Hyperparameters, Space
@@ -53,9 +54,14 @@ def rehearse(
         curator: Receives what went wrong.
 
     Raises:
-        Refusal: One of them raised.
+        Refusal: One of them raised, or several ranks search at once: each would charge.
         ReceiptError: The trainable returned without a release, or asked for another than it says.
     """
+    if team() is not None:
+        raise Refusal(
+            "Every rank would charge for a search of its own: search in one process, and give its trials several ranks "
+            "with runner=tune.RayRunner(ranks=…). Nothing was charged."
+        )
     relation, unit = Neighbours(neighbours), unit_of(trainable, None)
     point = replace(point, steps=min(point.steps, _STEPS))
     sampled = isinstance(trainable, Sampled) and trainable.sampled(point)

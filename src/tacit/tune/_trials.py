@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tacit._refusals import of_the_machine
+from tacit.distributed import Team, team
 from tacit.privacy import Ledger, LedgerError, Neighbours, Receipt, check_used, events, grid_sum, mechanisms
 from tacit.privacy.events import DpEvent
 from tacit.tune._space import Hyperparameters
@@ -86,6 +87,9 @@ class Job:
             note=f"{self.note}: score",
             seed=self.seed,
         )
+        ranks = team()
+        if ranks is not None:
+            ranks.share(paid.id)
         score = None
         model, wrong = trained(self.trainable, self.hyperparameters, self.mu, paid)
         if not wrong:
@@ -103,6 +107,11 @@ class Job:
             score_noise=1 / (self.mu_score * self.size),
         )
         return found, wrong
+
+    def help(self, ranks: Team) -> None:
+        """On a rank that does not lead: the same training, on a receipt without a key, of what the leader charged."""
+        receipt = Ledger(self.ledger).receipt(ranks.share())
+        self.trainable(self.hyperparameters, self.mu, receipt)
 
 
 def trained(trainable: Trainable, point: Hyperparameters, mu: float, receipt: Receipt) -> tuple[Any, str]:

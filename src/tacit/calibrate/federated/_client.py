@@ -41,6 +41,7 @@ class SourceSettings:
     name: str
     epsilon: float
     ledger: str  # a file, or a URL; it outlives every process
+    answers: str = ""  # where answers are kept, if the ledger is behind a service (its token: TACIT_LEDGER_TOKEN)
     delta: float = 0.0
     logits: str = ""  # a file of one of the two kinds
     probs: str = ""
@@ -79,6 +80,7 @@ class SourceSettings:
             labels=labels,
             budget=Budget(float(self.epsilon), float(self.delta)),
             ledger=Ledger(self.ledger),
+            answers=self.answers or None,
             unit=self.unit or None,
             unit_ids=ids,
             neighbours=self.neighbours,
