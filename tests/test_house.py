@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "pretrain": {"gradients", "data", "models"},
     "distributed": set[str](),
     "finetune": {"privacy", "gradients", "data", "models", "distributed"},
-    "adapt": STAGES | {"privacy", "gradients", "data", "models", "distributed"},
+    **dict.fromkeys(("adapt", "tune"), STAGES | {"privacy", "gradients", "data", "models", "distributed"}),
     "audit": STAGES | {"privacy", "gradients", "data", "models"},
 }
 

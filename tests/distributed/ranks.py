@@ -6,6 +6,7 @@ import signal
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tacit import adapt, finetune
 from tacit.finetune import PrivateLoop, make_private
-from tacit.privacy import Ledger
+from tacit.privacy import Budget, Ledger
 
 SIZE = 96
 
@@ -89,6 +90,22 @@ def probe(folder: Path) -> finetune.Fitted:
             data=(inputs[:50], labels[:50]), subject="held out", epsilon=2.0, size=50, every=2
         ),
     )
+
+
+def on_a_receipt(folder: Path) -> finetune.Fitted:
+    """Somebody has charged: the leader has the receipt, the others what the ledger says of it."""
+    ledger, optimizer = Ledger(f"sqlite:///{folder}/paid.db"), finetune.DPGD(steps=3, lr=0.5, free_step=False)
+    box = [""]
+    receipt: Any = None
+    if not distributed.is_initialized() or distributed.get_rank() == 0:
+        ledger.subject("clinic", Budget(4.0, 1e-3))
+        receipt = ledger.charge("clinic", optimizer.event(3.0, SIZE), stage="tune", seed=5)
+        box = [receipt.id]
+    if distributed.is_initialized():
+        distributed.broadcast_object_list(box)
+    receipt = receipt or ledger.receipt(box[0])
+    paid: dict[str, Any] = {"receipt": receipt, "delta": 1e-3, "size": SIZE}
+    return finetune.fit(net().train(), data(), scheme="full", optimizer=optimizer, **paid)
 
 
 def own_loop(folder: Path, *, shuffled: bool = False) -> PrivateLoop:
@@ -193,6 +210,9 @@ def main(folder: Path, steps: int, dies: str) -> None:
         private = own_loop(folder)
         facts |= {"own": private.guarantee.epsilon, "receipt": len(private.receipt), "said": private.assumptions}
         tensors |= {f"own.{name}": p.detach() for name, p in private.model.named_parameters()}
+        paid = on_a_receipt(folder)
+        facts |= {"paid": paid.guarantee.epsilon, "receipt of the leader": len(paid.receipt)}
+        tensors |= {f"paid.{name}": p.detach() for name, p in paid.model.named_parameters()}
         probed = probe(folder)
         facts |= {"history": [(score.step, score.scores) for score in probed.history]}
         tensors |= {f"probe.{name}": p.detach() for name, p in probed.model.named_parameters()}

@@ -45,9 +45,11 @@ def launch_on(hosts: list[str], folder: Path, dies: str, restarts: int) -> None:
     settings = os.environ | ENVIRONMENT | RESTARTED | {"GLOO_SOCKET_IFNAME": "net0", "PYTHONPATH": path}
     started = []
     for name, address in zip(hosts, HOSTS, strict=True):
+        first = str(address == HOSTS[0]).lower()
         command = [str(IP), "netns", "exec", name, sys.executable, "-m", "torch.distributed.run", "--nnodes=2"]
         command += ["--nproc-per-node=1", f"--max-restarts={restarts}", "--rdzv-backend=c10d", "--rdzv-id=run"]
-        command += [f"--rdzv-endpoint={HOSTS[0]}:29400", f"--local-addr={address}", str(SCRIPT), str(folder), "4", dies]
+        command += [f"--rdzv-conf=is_host={first}", f"--rdzv-endpoint={HOSTS[0]}:29400"]
+        command += [f"--local-addr={address}", str(SCRIPT), str(folder), "4", dies]
         started.append(subprocess.Popen(command, env=settings, stderr=subprocess.PIPE, text=True))
     for agent in started:
         _, said = agent.communicate(timeout=1200)

@@ -82,7 +82,7 @@ def test_one_two_and_four_ranks_release_the_same_bits(two: Path, tmp_path: Path)
     for ranks, folder in ((2, two), (4, tmp_path / "4")):
         for rank in range(ranks):
             assert same(first, weights(folder, rank)), f"rank {rank} of {ranks}"
-        for name, entries in (("ledger", 2), ("own", 2), ("stream", 1), ("probe", 4)):
+        for name, entries in (("ledger", 2), ("own", 2), ("stream", 1), ("probe", 4), ("paid", 1)):
             assert charges(folder, name) == charges(tmp_path / "1", name)
             assert len(charges(folder, name)) == entries
         told = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]

@@ -1,5 +1,7 @@
 """A real service on loopback, in a thread of this process or in one of its own."""
 
+import atexit
+import json
 import os
 import signal
 import socket
@@ -75,30 +77,67 @@ def clinic(service: Service) -> Ledger:
     return ledger
 
 
+class Forked:
+    """A command of tacit in a process of its own; see `zygote`."""
+
+    _parent: "subprocess.Popen[str] | None" = None
+
+    def __init__(self, *arguments: str) -> None:
+        if Forked._parent is None:
+            root = Path(__file__).parents[2]
+            settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(root), *sys.path])}
+            command = [sys.executable, "-m", "tests.serve.zygote"]
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            Forked._parent = subprocess.Popen(command, env=os.environ | settings, cwd=root, **pipes)
+            atexit.register(Forked._parent.kill)
+            assert self._read() == "ready"
+        assert Forked._parent.stdin is not None
+        Forked._parent.stdin.write(json.dumps(arguments) + "\n")
+        Forked._parent.stdin.flush()
+        self.pid = int(self._read())
+
+    def _read(self) -> str:
+        assert Forked._parent is not None
+        assert Forked._parent.stdout is not None
+        return Forked._parent.stdout.readline().strip()
+
+    @property
+    def alive(self) -> bool:
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        while self.alive:
+            time.sleep(0.005)
+
+
+def started(port: int, path: str, *arguments: str) -> Forked:
+    """A service, once it answers."""
+    process = Forked(*arguments, "--port", str(port))
+    while True:
+        try:
+            if httpx.get(f"http://127.0.0.1:{port}{path}", timeout=60.0).status_code == 200:
+                return process
+        except httpx.TransportError:
+            assert process.alive, "the service does not start"
+            time.sleep(0.02)
+
+
 class Killable:
     """`tacit ledger serve` as a process that is killed and started again, on the same port and database."""
 
     def __init__(self, database: Path) -> None:
         self.database, self.port = database, free_port()
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Forked | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "tacit", "ledger", "serve", str(self.database), "--port", str(self.port)]
-        self.process = subprocess.Popen(
-            [*command, "--rate", "1e6", "--burst", "1000000"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        while True:
-            try:
-                if httpx.get(f"http://127.0.0.1:{self.port}/health/ready").status_code == 200:
-                    return
-            except httpx.TransportError:
-                assert self.process.poll() is None, "the service does not start"
-                time.sleep(0.05)
+        limits = ("--rate", "1e6", "--burst", "1000000")
+        self.process = started(self.port, "/health/ready", "ledger", "serve", str(self.database), *limits)
 
     def kill(self) -> None:
         assert self.process is not None
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+        self.process.kill()

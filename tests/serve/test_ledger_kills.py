@@ -1,5 +1,6 @@
 """Many clients, and a service that is killed: nothing is overspent, and no answered charge is lost."""
 
+import math
 import multiprocessing
 import random
 import time
@@ -9,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from tacit.privacy import Budget, BudgetExceeded, Ledger, _remote, events
+from tacit.privacy import Budget, BudgetExceeded, Ledger, _remote, events, mu_of
 from tacit.serve import Role, tokens_of
 from tests.serve.conftest import Killable
 
-EVENT = events.gaussian(20.0)
+EPSILON, DELTA = 1.0, 1e-6
 
 
-def spend(url: str, token: str, charges: int, done: "Queue[list[str]]") -> None:
+def spend(url: str, token: str, charges: int, noise: float, done: "Queue[list[str]]") -> None:
     _remote.PATIENCE = 3600.0  # on a busy machine twenty restarts take long
     ledger, receipts = Ledger(url, token=token), []
     for number in range(charges):
         try:
-            receipt = ledger.charge("clinic", events.repeat(EVENT, 2), stage="x", note=str(number))
+            receipt = ledger.charge("clinic", events.repeat(events.gaussian(noise), 2), stage="x", note=str(number))
         except BudgetExceeded:
             break
         receipts.append(receipt.id)
@@ -33,14 +34,15 @@ def spend(url: str, token: str, charges: int, done: "Queue[list[str]]") -> None:
 def killed(folder: Path, clients: int, charges: int, kills: int) -> None:
     service = Killable(folder / "ledger.db")
     here = Ledger(str(service.database))
-    # room for less than they ask for: they meet the cap, too
-    here.subject("clinic", Budget(1.0, 1e-6))
+    here.subject("clinic", Budget(EPSILON, DELTA))
+    # room for 0.6 of what they ask for, if nothing were returned: they meet the cap, too
+    noise = math.sqrt(2 * 0.6 * clients * charges) / mu_of(EPSILON, DELTA)
     token, _ = tokens_of(str(service.database)).create(Role.CHARGE, subject="clinic")
     service.start()
     context: Any = multiprocessing.get_context("spawn")
     done = context.Queue()
     url = f"http://127.0.0.1:{service.port}"
-    workers = [context.Process(target=spend, args=(url, token, charges, done)) for _ in range(clients)]
+    workers = [context.Process(target=spend, args=(url, token, charges, noise, done)) for _ in range(clients)]
     for worker in workers:
         worker.start()
     chance, killed = random.Random(4), 0
@@ -62,7 +64,7 @@ def killed(folder: Path, clients: int, charges: int, kills: int) -> None:
     assert set(answered) <= set(charged), "an answered charge was lost"
     assert len(set(charged)) == len(charged), "a charge was made twice"
     here.verify()  # replays every cost against the cap
-    assert here.spent("clinic").epsilon <= 1.0 + 1e-9
+    assert here.spent("clinic").epsilon <= EPSILON + 1e-9
 
 
 def test_a_killed_service_loses_and_overspends_nothing(tmp_path: Path) -> None:

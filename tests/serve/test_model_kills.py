@@ -1,10 +1,6 @@
 """An adapting service that is killed: every request is answered in the end, one charge, no noise twice."""
 
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,25 +12,13 @@ from safetensors.torch import load_file
 
 from tacit.models import embedded
 from tacit.privacy import Ledger
-from tests.serve.conftest import free_port
+from tests.serve.conftest import Forked, free_port, started
 from tests.serve.test_model_service import question, rows
 
 
-def start(folder: Path, port: int, *options: str) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "tacit", "serve", "embedded", "--out", str(folder), "--port", str(port)]
-    process = subprocess.Popen(
-        [*command, "--batch-size", "4", "--epsilon", "5", "--unit", "patient", "--wait", "0.2", *options],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    while True:
-        try:
-            httpx.get(f"http://127.0.0.1:{port}/v2/health/ready")
-            return process
-        except httpx.TransportError:
-            assert process.poll() is None, "the service does not start"
-            time.sleep(0.05)
+def start(folder: Path, port: int, *options: str) -> Forked:
+    given = ("--batch-size", "4", "--epsilon", "5", "--unit", "patient", "--wait", "0.2")
+    return started(port, "/v2/health/ready", "serve", "embedded", "--out", str(folder), *given, *options)
 
 
 def ask(port: int, number: int, images: torch.Tensor) -> dict[str, Any] | None:
@@ -76,8 +60,7 @@ def killed(folder: Path, kills: int) -> None:
             served.append(int(answer["model_version"]))
             said.append(answer["outputs"][0]["data"])
             number += 1
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
     assert served == sorted(served), "an earlier version came back"
     assert len(set(served)) > kills, "some steps between two kills"
     check_versions(folder, served, said)

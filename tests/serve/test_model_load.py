@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -66,8 +65,7 @@ def under_load(folder: Path, requests: int, clients: int) -> None:
         refused = sum(times for _, times, _ in found)
         print(f"{requests / seconds:.0f} requests/s, 99% within {slowest:.2f} s, {refused} told to come again")
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
     ledger = Ledger(str(folder / "ledger.db"))
     ledger.verify()
     assert [entry.kind for entry in ledger.entries()].count("charge") == 1
