@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,7 @@ class Forked:
         Forked._parent.stdin.write(json.dumps(arguments) + "\n")
         Forked._parent.stdin.flush()
         self.pid = int(self._read())
+        atexit.register(self.kill)  # a test that fails leaves nobody behind
 
     def _read(self) -> str:
         assert Forked._parent is not None
@@ -110,7 +111,9 @@ class Forked:
         return True
 
     def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
+        atexit.unregister(self.kill)
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
         while self.alive:
             time.sleep(0.005)
 
