@@ -20,6 +20,7 @@ from tacit.data import TensorRecords
 from tacit.privacy import (
     Budget,
     BudgetExceeded,
+    Charge,
     Ledger,
     LedgerDamaged,
     LedgerError,
@@ -142,6 +143,26 @@ def test_roles_and_subjects(service: Service, clinic: Ledger) -> None:
             attempt()
     assert reader.get_subject("other") is None
     assert len(clinic.entries()) == 4
+
+
+def test_a_charge_is_settled_by_the_token_that_made_it(service: Service, clinic: Ledger) -> None:
+    """The entries show receipts to everybody: a receipt's name must not be enough to have its charge refunded."""
+    mine, other = service.ledger(Role.CHARGE, subject="clinic"), service.ledger(Role.CHARGE, subject="clinic")
+    direct = Ledger(service.database)
+    for ledger in (mine, direct):  # over the service, and beside it
+        receipt = ledger.charge("clinic", events.repeat(EVENT, 10), stage="x")
+        spent, body = clinic.spent("clinic"), other._book.charged(receipt.id).body
+        facts = {name: body[name] for name in ("event", "stage", "note", "bound", "seeded")}
+        for _ in range(2):
+            with pytest.raises(LedgerError, match="another token"):
+                other._book.settle(receipt.id, None, 0, body["event"])
+            other._book.charge(
+                "clinic", Charge(receipt=receipt.id, **facts)
+            )  # the same charge again: it becomes no one else's
+        assert clinic.spent("clinic") == spent
+    entries = len(clinic.entries())
+    mine.settle(mine.charge("clinic", EVENT, stage="x"), 0)
+    assert len(clinic.entries()) == entries + 2
 
 
 def test_tokens_end(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,8 @@ def token_of(request: Request, secret: str | None) -> Token:
 
 
 def _scoped(request: Request, shown: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> ScopedBook:
-    return ScopedBook(request.app.state.book, token_of(request, shown.credentials if shown else None))
+    state = request.app.state
+    return ScopedBook(state.book, token_of(request, shown.credentials if shown else None), state.tokens)
 
 
 def _admin(request: Request, shown: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> Tokens:

@@ -36,7 +36,7 @@ def _reader(request: Request, shown: Annotated[HTTPBasicCredentials | None, Depe
         if error.status_code == 401:
             error.headers = {"WWW-Authenticate": 'Basic realm="tacit ledger (token as password)", charset="UTF-8"'}
         raise
-    return ledger_of(ScopedBook(request.app.state.book, token))
+    return ledger_of(ScopedBook(request.app.state.book, token, request.app.state.tokens))
 
 
 Reader = Annotated[Ledger, Depends(_reader)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tacit.privacy import Book, Charge, Charged, DatabaseBook, Entry, LedgerError, Subject, Underpriced
-from tacit.serve._tokens import Role, Token
+from tacit.serve._tokens import Role, Token, Tokens
 
 
 class Forbidden(LedgerError):
@@ -16,10 +16,11 @@ class ScopedBook(Book):
     """What a token may see and do of a book.
 
     Formal guarantee: no verb reaches a subject that the token is not for, be it named, meant by a receipt, or listed.
+    Only the token that asked for a charge settles it: what one client may still release on, no other gets refunded.
     """
 
-    def __init__(self, book: DatabaseBook, token: Token) -> None:
-        self._book, self._token = book, token
+    def __init__(self, book: DatabaseBook, token: Token, tokens: Tokens) -> None:
+        self._book, self._token, self._tokens = book, token, tokens
         self.url, self.only = "this service", token.subject
 
     @property
@@ -46,10 +47,14 @@ class ScopedBook(Book):
 
     def charge(self, name: str, asked: Charge) -> Charged:
         self._allow(Role.CHARGE, name)
+        if not self._is_charged(asked.receipt):
+            self._tokens.claim(asked.receipt, self._token.id)
         return self._book.charge(name, asked)
 
     def settle(self, receipt: str, holder: str | None, used: int, kept: dict[str, Any]) -> None:
         self._allow(Role.CHARGE, self._subject_of(receipt))
+        if not self._tokens.claimed(receipt, self._token.id):
+            raise Forbidden(f"Receipt {receipt[:8]} was charged with another token: its charge stays spent.")
         self._book.settle(receipt, holder, used, kept)
 
     def charged(self, receipt: str) -> Charged:
@@ -86,6 +91,13 @@ class ScopedBook(Book):
 
     def _sees(self, subject: str) -> bool:
         return self._token.may(Role.READ, subject)
+
+    def _is_charged(self, receipt: str) -> bool:
+        try:
+            self._book.charged(receipt)
+        except LedgerError:
+            return False
+        return True
 
     def _subject_of(self, receipt: str) -> str:
         try:

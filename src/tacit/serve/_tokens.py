@@ -7,6 +7,7 @@ declares subjects and makes tokens.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
 from dataclasses import dataclass
@@ -30,6 +31,12 @@ table = sa.Table(
     sa.Column("expires", sa.String(40), nullable=False),
     sa.Column("revoked", sa.Boolean, nullable=False),
     sa.Column("note", sa.String(200), nullable=False),
+)
+charged_by = sa.Table(
+    "tacit_charged_by",
+    metadata,
+    sa.Column("receipt", sa.String(64), primary_key=True),
+    sa.Column("token", sa.String(16), nullable=False),
 )
 PREFIX = "tacit_"
 
@@ -142,6 +149,17 @@ class Tokens:
         with self._engine.begin() as connection:
             done = connection.execute(sa.update(table).where(table.c.id == token_id).values(revoked=True))
         return done.rowcount > 0
+
+    def claim(self, receipt: str, token_id: str) -> None:
+        """Note which token asked for a charge first; before the charge, so that there is none without it."""
+        with contextlib.suppress(sa.exc.IntegrityError), self._engine.begin() as connection:
+            connection.execute(sa.insert(charged_by).values(receipt=receipt, token=token_id))
+
+    def claimed(self, receipt: str, token_id: str) -> bool:
+        """Whether this token asked for that charge."""
+        with self._engine.begin() as connection:
+            made = connection.execute(sa.select(charged_by.c.token).where(charged_by.c.receipt == receipt)).scalar()
+        return made == token_id
 
 
 def _token(row: sa.Row[tuple[object, ...]]) -> Token:
