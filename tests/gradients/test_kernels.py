@@ -13,6 +13,7 @@ from tacit.gradients import Engine
 from tacit.gradients import _grad_factors as factors
 from tacit.gradients import _kernels as kernels
 from tacit.gradients._norms import _ghost, _ghost_in_place, ghost_norms
+from tacit.gradients.layers._norm import in_products
 
 compiled = pytest.mark.skipif(not kernels.kernels_in_use(), reason="needs a C compiler")
 SHAPES = [(3, 2, 1, 1), (2, 5, 3, 25), (4, 50, 97, 193), (2, 128, 8, 200), (3, 7, 192, 24), (1, 9, 2050, 31)]
@@ -114,6 +115,29 @@ def test_rows_with_other_strides() -> None:
     assert torch.equal(kernels.ghost(strided, v)[0], kernels.ghost(u, v)[0])
     assert not kernels.serves(u.mT, v)
     assert not kernels.serves(u.double(), v.double())
+
+
+@compiled
+@pytest.mark.parametrize("shape", [(3, 1, 5), (4, 6, 33), (5, 50, 192), (2, 131, 8)])
+def test_sums_of_a_norm_layer(shape: tuple[int, int, int]) -> None:
+    rows, positions, width = shape
+    g, x = whole_numbers(rows, positions, width, width)
+    mean, rstd = torch.randint(-2, 3, (rows, positions)).float(), torch.randint(1, 3, (rows, positions)).float()
+    expected = (g * (x - mean[..., None]) * rstd[..., None]).sum(1), g.sum(1)
+    for found in (kernels.norm_sums(g, x, mean, rstd), in_products(g, x, mean, rstd)):
+        assert all(torch.equal(a.reshape(b.shape), b) for a, b in zip(found, expected, strict=True))
+    g, x = torch.randn(rows, positions, width), 5 + torch.randn(rows, positions, width)
+    strided = x.transpose(0, 1).contiguous().transpose(0, 1)
+    found = kernels.norm_sums(g, strided, x.mean(2), 1 / x.std(2, unbiased=False).clamp(min=0.1))
+    exact = in_products(
+        g.double(), x.double(), x.mean(2).double(), 1 / x.std(2, unbiased=False).double().clamp(min=0.1)
+    )
+    for a, b in zip(found, exact, strict=True):
+        assert torch.allclose(a, b.reshape(a.shape).float(), rtol=1e-4, atol=1e-4)
+    alone = kernels.norm_sums(g[1:2], x[1:2], x.mean(2)[1:2], torch.ones(1, positions))
+    g[0], x[0] = torch.nan, torch.inf
+    among = kernels.norm_sums(g, x, x.mean(2), torch.ones(rows, positions))
+    assert all(torch.equal(a[0], b[1]) for a, b in zip(alone, among, strict=True))
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""Two kernels in C for CPUs, `kernels.c`, compiled at first use where there is a C compiler; torch serves elsewhere.
+"""Three kernels in C for CPUs, `kernels.c`, compiled at first use where there is a C compiler; torch serves elsewhere.
 
 Per-unit products in float32 whose sum is float64 have no counterpart in torch: there each product is written to
 memory, read again and converted, which costs as much as the product. The kernels have the bounds of the code that they
@@ -77,6 +77,18 @@ def ghost(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return found[0], found[1], found[2]
 
 
+def norm_sums(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+    """For each n: sum_t g_t (x_t - mean_t) rstd_t and sum_t g_t, entry by entry; mean and rstd (rows, positions)."""
+    rows, positions, width = g.shape
+    gain, shift = torch.empty(2, rows, width)
+    mean, rstd = mean.contiguous(), rstd.contiguous()
+    given = (*_described(g), *_described(x), mean.data_ptr(), rstd.data_ptr(), positions, width)
+    into = (gain.data_ptr(), shift.data_ptr())
+    call = _function("tacit_norm_sums")
+    _share(rows, 2 * g.numel(), lambda first, last: call(*given, first, last, *into))
+    return gain, shift
+
+
 def roundings(width: int) -> int:
     """How often `ghost` rounds on the way to one scalar product of so many terms: a lane, the lanes, what is left."""
     return min(width, TERMS) // LANES + 3 + min(width, LANES - 1) + 1
@@ -116,6 +128,7 @@ def _function(name: str) -> Callable[..., None]:
     function.argtypes = {
         "tacit_weighted_sum": (*tensor, *tensor, pointer, pointer, *[size] * 6, pointer),
         "tacit_ghost": (*tensor, size, *tensor, size, *[size] * 3, pointer, pointer, pointer),
+        "tacit_norm_sums": (*tensor, *tensor, pointer, pointer, *[size] * 4, pointer, pointer),
     }[name]
     return function  # type: ignore[no-any-return]
 

@@ -166,3 +166,38 @@ void tacit_ghost(const float *u, size u_row, size u_position, size m, const floa
         largest[n] = high;
     }
 }
+
+/* For each row n from first to last: gain[n] = sum_t g_t * (x_t - mean_t) * rstd_t and shift[n] = sum_t g_t, entry by
+   entry, four positions at a time in float; g and x (rows, positions, width), mean and rstd (rows, positions). */
+void tacit_norm_sums(const float *g, size g_row, size g_position, const float *x, size x_row, size x_position,
+                     const float *mean, const float *rstd, size positions, size width, size first, size last,
+                     float *gain, float *shift) {
+    for (size n = first; n < last; n++) {
+        float *restrict into = gain + n * width, *restrict moved = shift + n * width;
+        memset(into, 0, width * sizeof *into);
+        memset(moved, 0, width * sizeof *moved);
+        size t = 0;
+        for (; t + 4 <= positions; t += 4) {
+            const float *restrict g0 = g + n * g_row + t * g_position, *restrict x0 = x + n * x_row + t * x_position;
+            const float *g1 = g0 + g_position, *g2 = g1 + g_position, *g3 = g2 + g_position;
+            const float *x1 = x0 + x_position, *x2 = x1 + x_position, *x3 = x2 + x_position;
+            const float *m = mean + n * positions + t, *r = rstd + n * positions + t;
+            const float m0 = m[0], m1 = m[1], m2 = m[2], m3 = m[3], r0 = r[0], r1 = r[1], r2 = r[2], r3 = r[3];
+#pragma GCC ivdep
+            for (size i = 0; i < width; i++) {
+                into[i] += (g0[i] * ((x0[i] - m0) * r0) + g1[i] * ((x1[i] - m1) * r1)) +
+                           (g2[i] * ((x2[i] - m2) * r2) + g3[i] * ((x3[i] - m3) * r3));
+                moved[i] += (g0[i] + g1[i]) + (g2[i] + g3[i]);
+            }
+        }
+        for (; t < positions; t++) {
+            const float *gt = g + n * g_row + t * g_position, *xt = x + n * x_row + t * x_position;
+            const float m = mean[n * positions + t], r = rstd[n * positions + t];
+#pragma GCC ivdep
+            for (size i = 0; i < width; i++) {
+                into[i] += gt[i] * ((xt[i] - m) * r);
+                moved[i] += gt[i];
+            }
+        }
+    }
+}

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tacit.gradients._grad_factors import PerRow, wide
+from tacit.gradients._kernels import norm_sums, serves
 from tacit.gradients._recorder import Recorder
 from tacit.gradients._traced_parameter import Target, TracedParameter, plain, rule
 
@@ -52,7 +53,7 @@ def _record(
 ) -> None:
     """Read off each row's gradient: sum_t g_t x_t r_t - sum_t g_t m_t r_t for the gain, sum_t g_t for the shift.
 
-    The sums over positions are small matrix products, which read the large tensors once.
+    The sums over positions are one pass over both tensors in a compiled kernel, or small matrix products.
     """
     target = on_weight or on_bias
     if target is None:
@@ -65,13 +66,19 @@ def _record(
     if on_weight is None:
         recorder.record(target, PerRow(g.sum(1).reshape(rows, *shape)))
         return
-    scale = wide(rstd).reshape(rows, 1, -1).to(g.dtype)
-    means = scale * mean.reshape(rows, 1, -1)
-    sums = torch.bmm(means if on_bias is None else torch.cat([means, torch.ones_like(means)], 1), g)
-    gain = torch.baddbmm(sums[:, :1], scale, g * x, beta=-1)
+    statistics = (wide(t).reshape(rows, -1).to(g.dtype) for t in (mean, rstd))
+    gain, shift = (norm_sums if serves(g, x) else in_products)(g, x, *statistics)
     recorder.record(on_weight, PerRow(gain.reshape(rows, *shape)))
     if on_bias is not None:
-        recorder.record(on_bias, PerRow(sums[:, 1].reshape(rows, *shape)))
+        recorder.record(on_bias, PerRow(shift.reshape(rows, *shape)))
+
+
+def in_products(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+    """`norm_sums` for any device and type."""
+    scale = rstd[:, None]
+    means = scale * mean[:, None]
+    sums = torch.bmm(torch.cat([means, torch.ones_like(means)], 1), g)
+    return torch.baddbmm(sums[:, :1], scale, g * x, beta=-1), sums[:, 1]
 
 
 @rule(F.layer_norm, torch.layer_norm)
