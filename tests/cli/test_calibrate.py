@@ -174,7 +174,7 @@ def test_every_kind_of_file(tmp_path: Path, name: str, monkeypatch: pytest.Monke
         (("--logits", "other.npz", "--key", "c"), "no array 'c'"),
         (("--logits", "alone.npy"), "give the labels in a file of their own (--labels)"),
         (("--logits", "ragged.csv"), "some have not"),
-        (("--logits", "words.csv"), "some have not"),
+        (("--logits", "words.csv"), "without a number in it"),
         (("--logits", "empty.csv"), "is empty"),
         (("--logits", "nan.npz"), "not finite"),
         (("--logits", "logits.npz", "--sources", "400"), "none is left to evaluate on"),
