@@ -200,7 +200,13 @@ SMALLER = {
 }
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=[path.stem for path in RECIPES])
+# The longest of their kinds: minutes on a busy machine, where shorter ones of the same kind run in `make test`.
+LONG = {"finetune-image-nets", "linear-scaling-ablations", "dpadapter"}
+
+
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in LONG)) for path in RECIPES]
+)
 def test_every_recipe_runs(recipe: Path, files: Path, tmp_path: Path) -> None:
     kind, config = runner.read(recipe)
     small = SMALLER[kind](config, files)
