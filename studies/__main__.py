@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from studies import runner
+from studies.findings import show
 from studies.tables import tables
 from tacit.privacy import LedgerError
-from tacit.report import show
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

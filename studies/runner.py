@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from studies.findings import Findings, carry_out
 from tacit import recipes
 from tacit.recipes import Progress
-from tacit.report import Findings, carry_out
 
 HOME = Path(__file__).parent
 

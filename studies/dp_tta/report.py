@@ -9,9 +9,11 @@ from itertools import groupby
 from studies.dp_tta.arms import Arm
 from studies.dp_tta.cells import Setting
 from studies.dp_tta.study import Result
+from studies.findings import Findings
 from studies.render import cell, seeds
+from studies.tradeoff import Point, tradeoff
 from tacit.privacy import Ledger
-from tacit.report import Book, Cell, Column, Findings, Picture, Section, Table, plots
+from tacit.report import Book, Cell, Column, Picture, Section, Table, plots
 
 SHORT = {
     "gaussian_noise": "gauss",
@@ -149,13 +151,13 @@ def _figures(result: Result, setting: Setting) -> list[Picture]:
         figures.append(Picture(figure, caption="Accuracy under each shift."))
     series, levels = _tradeoff(result, setting)
     if any(len({point.epsilon for point in line}) > 1 for line in series.values()):
-        figure = plots.tradeoff(series, levels)
+        figure = tradeoff(series, levels)
         figures.append(Picture(figure, caption="Accuracy against the privacy budget; error bars over seeds."))
     return figures
 
 
-def _tradeoff(result: Result, setting: Setting) -> tuple[dict[str, list[plots.Point]], dict[str, float]]:
-    series: dict[str, list[plots.Point]] = {}
+def _tradeoff(result: Result, setting: Setting) -> tuple[dict[str, list[Point]], dict[str, float]]:
+    series: dict[str, list[Point]] = {}
     levels: dict[str, float] = {}
     for arm in result.arms:
         mean = result.mean(arm, setting)
@@ -165,9 +167,9 @@ def _tradeoff(result: Result, setting: Setting) -> tuple[dict[str, list[plots.Po
             levels["source"] = mean[0]
         elif arm.private and arm.epsilon is not None:
             name = arm.name.partition(" (")[0] + (", correlated" if arm.noise == "correlated" else "")
-            series.setdefault(name, []).append(plots.Point(arm.epsilon, *mean))
+            series.setdefault(name, []).append(Point(arm.epsilon, *mean))
         elif arm.form == "clip":
-            series.setdefault(f"DP-{arm.name.removesuffix(' + clip')}", []).append(plots.Point(math.inf, *mean))
+            series.setdefault(f"DP-{arm.name.removesuffix(' + clip')}", []).append(Point(math.inf, *mean))
     return series, levels
 
 

@@ -10,10 +10,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from studies import loaders
+from studies.findings import Findings
 from tacit.models import ConvNet
 from tacit.pretrain import Perturbation, Recipe, accuracy, fit
 from tacit.recipes import Progress
-from tacit.report import Column, Findings, Section, Table
+from tacit.report import Column, Section, Table
 
 
 @dataclass(frozen=True, kw_only=True)

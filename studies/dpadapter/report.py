@@ -9,9 +9,10 @@ from typing import TypeVar
 from studies.dpadapter.arms import OPTIMIZERS, Pretraining, Upstream
 from studies.dpadapter.cells import After, Finetuned, Pretrained
 from studies.dpadapter.study import Result
+from studies.findings import Findings
 from studies.render import band, cell, seeds, spread
 from tacit.pretrain import Noisy
-from tacit.report import Cell, Column, Findings, Picture, Section, Spread, Table, plots, theme
+from tacit.report import Cell, Column, Picture, Section, Spread, Table, plots, theme
 
 T = TypeVar("T")
 WORDS = {"radius": "radius", "perturb_batch": "perturbing batch", "batch": "batch", "reuse": "steps per perturbation"}

@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+from studies.findings import Findings
 from studies.finetune.arms import Arm, label_of
 from studies.finetune.study import Result
 from studies.render import band, seeds, spread
-from tacit.report import Cell, Column, Findings, Picture, Section, Spread, Table, plots
+from studies.tradeoff import Point, tradeoff
+from tacit.report import Cell, Column, Picture, Section, Spread, Table, plots
 
 
 def render(result: Result) -> Findings:
@@ -123,13 +125,13 @@ def _cell(result: Result, arm: Arm | None, shifted: bool) -> Cell:
 
 def _figures(result: Result) -> list[Picture]:
     figures = []
-    series: dict[str, list[plots.Point]] = {}
+    series: dict[str, list[Point]] = {}
     for arm in result.chosen:
         found = result.score(arm)
         if found is not None:
-            series.setdefault(arm.name, []).append(plots.Point(arm.epsilon, *found))
+            series.setdefault(arm.name, []).append(Point(arm.epsilon, *found))
     if any(len({point.epsilon for point in line}) > 1 for line in series.values()):
-        figure = plots.tradeoff(series, label=_measure(result))
+        figure = tradeoff(series, label=_measure(result))
         figures.append(Picture(figure, caption="Score against the privacy budget; error bars over seeds."))
     clips = _by_clips(result)
     if clips:

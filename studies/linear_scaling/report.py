@@ -6,11 +6,12 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from studies.findings import Findings
 from studies.linear_scaling import plots
 from studies.linear_scaling.methods import Method
 from studies.linear_scaling.study import Outcome, Result
 from studies.render import cell
-from tacit.report import Cell, Column, Findings, Picture, Section, Table
+from tacit.report import Cell, Column, Picture, Section, Table
 
 
 def render(result: Result) -> Findings:

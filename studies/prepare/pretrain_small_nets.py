@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tacit.data import read_images
+from studies.loaders import read_images
 from tacit.models import ConvNet, ResNet, ViT
 from tacit.pretrain import Augment, Recipe, fit
 

@@ -6,11 +6,12 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from studies.findings import Findings
 from studies.recalibration.data import CLEAN
 from studies.recalibration.study import HARM, PAPER, Cell, Result, Sweep
 from tacit.calibrate import Reliability
 from tacit.report import Cell as TableCell
-from tacit.report import Column, Findings, Picture, Section, Table, plots
+from tacit.report import Column, Picture, Section, Table, plots
 
 NAMES = {
     "nothing": "no recalibration",

@@ -31,7 +31,8 @@ def written(ledger: Ledger, out: Path) -> Path:
         Picture(plots.bars_by_shift(SHIFTS, dict(list(ARMS.items())[:5])), caption="Dots."),
         Picture(plots.bars_by_shift(SHIFTS, ARMS), caption="Panels."),
         Picture(
-            plots.tradeoff({"DP": [plots.Point(1, 78.4), plots.Point(10, 79.9)]}, {"source": 73.7}), caption="Curve."
+            plots.curve({"DP": plots.Curve([1, 10], [78.4, 79.9])}, x_label="ε", y_label="%", levels={"source": 73.7}),
+            caption="Curve.",
         ),
         Picture(
             plots.reliability({f"panel {i}": [plots.Bin(0.5, 0.6, 1.0)] for i in range(4)}), caption="Reliability."

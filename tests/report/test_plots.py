@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from tacit.report import theme
 from tacit.report._tables import Spread
-from tacit.report.plots import Bin, Curve, Point, bars_by_shift, curve, mean, reliability, tradeoff
+from tacit.report.plots import Bin, Curve, bars_by_shift, curve, mean, reliability
 
 
 def marked(axes: Axes, colour: str) -> list[tuple[float, float]]:
@@ -60,22 +60,9 @@ def test_a_plot_by_shift_refuses_what_it_cannot_show() -> None:
         bars_by_shift(["a"], {"Tent": [1.0]}, reference="source")
 
 
-def test_tradeoff() -> None:
-    points = [Point(10.0, 62.0, 0.4), Point(1.0, 57.0, 0.8), Point(math.inf, 63.0)]
-    figure = tradeoff({"DP-Tent": points, "DP-SAR": [Point(1.0, 58.0)]}, {"source": 51.0})
-    (axes,) = figure.axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "10", "∞\nnot private"]
-    x, y = zip(*marked(axes, theme.COLOURS[0]), strict=True)
-    assert y == (57.0, 62.0, 63.0)  # in the order of epsilon, the infinite one last
-    assert x[:2] == (1.0, 10.0)
-    assert 10.0 < x[2] < math.inf
-    assert {"DP-Tent", "DP-SAR", "source"} <= set(texts(figure))
-    with pytest.raises(ValueError, match="finite epsilon"):
-        tradeoff({"Tent": [Point(math.inf, 1.0)]})
-
-
 def test_names_at_the_ends_keep_apart() -> None:
-    figure = tradeoff({f"method {n}": [Point(1.0, 50.0 + n / 100)] for n in range(6)})
+    lines = {f"method {n}": Curve([0.0, 1.0], [50.0, 50.0 + n / 100]) for n in range(6)}
+    figure = curve(lines, x_label="step", y_label="accuracy (%)")
     (axes,) = figure.axes
     heights = sorted(t.get_position()[1] for t in axes.texts if t.get_text().startswith("method"))
     apart = [b - a for a, b in pairwise(heights)]
@@ -104,7 +91,11 @@ def test_curve() -> None:
 
 def test_an_svg_takes_its_colours_from_the_page() -> None:
     text, again = (
-        theme.svg(tradeoff({"A & $B$": [Point(1.0, 2.0)]}, {"source": 1.0}), "figure7", alt='accuracy "here"')
+        theme.svg(
+            curve({"A & $B$": Curve([1.0, 2.0], [2.0, 2.0])}, x_label="x", y_label="y", levels={"source": 1.0}),
+            "figure7",
+            alt='accuracy "here"',
+        )
         for _ in range(2)
     )
     assert text == again
@@ -149,7 +140,6 @@ def test_figures_are_legible(colours: dict[str, str]) -> None:
 def test_png() -> None:
     figure = curve({"a": Curve([1, 2], [1.0, 2.0])}, x_label="x", y_label="y")
     assert theme.png(figure, dpi=50).startswith(b"\x89PNG")
-    assert theme.png_element(figure, "<a>").startswith('<img alt="&lt;a&gt;" src="data:image/png;base64,')
 
 
 def test_matplotlib_is_left_as_it_was() -> None:

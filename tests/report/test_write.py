@@ -15,7 +15,7 @@ from tacit.report._about import card as read
 from tacit.report._card import NEVER_COVERED, card
 from tacit.report._ledger import Book
 from tacit.report._page import Section
-from tacit.report._write import discard, prepare, write_files, write_run
+from tacit.report._write import prepare, write_files, write_run
 
 
 @pytest.fixture
@@ -171,17 +171,6 @@ def test_a_file_in_the_way(tmp_path: Path) -> None:
     for out in (tmp_path / "file", tmp_path / "file" / "run"):
         with pytest.raises(OSError, match="a file is in the way"):
             prepare(out)
-
-
-def test_folders_that_were_made_for_nothing_go_away(tmp_path: Path) -> None:
-    made = prepare(tmp_path / "a" / "b")
-    assert made == [tmp_path / "a" / "b", tmp_path / "a"]
-    discard(made)
-    assert list(tmp_path.iterdir()) == []
-    made = prepare(tmp_path / "a" / "b")
-    (tmp_path / "a" / "kept").write_text("")
-    discard(made)
-    assert [file.name for file in (tmp_path / "a").iterdir()] == ["kept"]
 
 
 def test_reading_back_what_is_not_there(tmp_path: Path) -> None:

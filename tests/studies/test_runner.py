@@ -12,13 +12,13 @@ from typing import Any, Literal
 import pytest
 
 from studies.__main__ import main
+from studies.findings import Findings, carry_out
 from studies.runner import KINDS, Kind, listed, load
 from tacit.cli._main import run
 from tacit.privacy import Budget, Ledger, events
 from tacit.recipes import Progress
 from tacit.report._page import Section
 from tacit.report._tables import Table
-from tacit.report._write import Findings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,3 +199,20 @@ def test_a_recipe_of_the_laboratory_is_found_from_anywhere(capsys: pytest.Captur
     code, out, _ = studies(capsys, "tables", "runs/none", "dp_tta/dp-tta-clean.toml")
     assert code == 0
     assert "(dp-tta-clean.toml)" in out
+
+
+def test_folders_that_were_made_for_nothing_go_away(tmp_path: Path) -> None:
+    def broken(_: object) -> Findings:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        carry_out(tmp_path / "a" / "b", broken, {})
+    assert list(tmp_path.iterdir()) == []
+
+    def half(_: object) -> Findings:
+        (tmp_path / "a" / "kept").write_text("")
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        carry_out(tmp_path / "a" / "b", half, {})
+    assert [file.name for file in (tmp_path / "a").iterdir()] == ["kept"]

@@ -2,7 +2,6 @@
 
 from tacit.data import _published as published
 from tacit.data import shifts, streams
-from tacit.data._arrays import read_images
 from tacit.data._chexpert import chexpert
 from tacit.data._clip_units import clips_as_units
 from tacit.data._columns import from_datasets, from_pandas
@@ -52,7 +51,6 @@ __all__ = [
     "imagenet_r",
     "published",
     "read_columns",
-    "read_images",
     "read_labels",
     "shifts",
     "sst2",

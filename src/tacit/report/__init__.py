@@ -7,31 +7,28 @@ from tacit._json import to_plain as plain
 from tacit.report._about import About, card, card_facts, page, tell
 from tacit.report._card import FACTS as FACTS
 from tacit.report._describe_events import event as describe_event
-from tacit.report._ledger import Book
+from tacit.report._ledger import Book, overview
 from tacit.report._page import Picture, Section
-from tacit.report._runs import carry_out, show
 from tacit.report._tables import Cell, Column, Spread, Table
-from tacit.report._write import Findings, write_run
 from tacit.report._write import run_files as run_files
-from tacit.report._write import write_pictures as write_pictures
+from tacit.report._write import write_pictures, write_run
 
 __all__ = [
     "About",
     "Book",
     "Cell",
     "Column",
-    "Findings",
     "Picture",
     "Section",
     "Spread",
     "Table",
     "card",
     "card_facts",
-    "carry_out",
     "describe_event",
+    "overview",
     "page",
     "plain",
-    "show",
     "tell",
+    "write_pictures",
     "write_run",
 ]

@@ -6,7 +6,6 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,29 +18,13 @@ from tacit.report._attacked import attacked_section, attacked_text
 from tacit.report._card import CARD, FACTS, FEW, NEVER_COVERED, REPORT, card, weakest
 from tacit.report._ledger import Book, alike, heads, number, overall, overview
 from tacit.report._page import Banner, Picture, Section, page
-from tacit.report._tables import Table
 
 if TYPE_CHECKING:
     from tacit.audit import Finding
 
 
-@dataclass(frozen=True, kw_only=True)
-class Findings:
-    """What there is to say about a run. ``facts`` go to ``run.json``, ``summary`` to the terminal."""
-
-    title: str
-    lead: str = ""
-    sections: Sequence[Section] = ()
-    summary: Sequence[Table] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    ledgers: Sequence[Ledger | Book] = ()
-    assumptions: Sequence[str] = ()
-    not_covered: Sequence[str] = ()
-
-
-def prepare(out: Path) -> list[Path]:
-    """Make the folder of a run and see that it can be written, before anything is spent; returns what was made."""
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+def prepare(out: Path) -> None:
+    """Make the folder of a run and see that it can be written."""
     try:
         if out.exists() and not out.is_dir():
             raise NotADirectoryError
@@ -52,16 +35,6 @@ def prepare(out: Path) -> list[Path]:
         raise OSError(f"The report cannot go to {out}: a file is in the way. Give another folder.") from None
     except OSError as error:
         raise OSError(f"The report cannot go to {out}: {_reason(error)}.") from error
-    return made
-
-
-def discard(made: Sequence[Path]) -> None:
-    """Take away the folders that ``prepare`` made, if nothing is in them."""
-    for folder in made:
-        try:
-            folder.rmdir()
-        except OSError:
-            return
 
 
 def write_run(

@@ -17,7 +17,6 @@ from tacit.report.theme._theme import (
     figure,
     mark,
     png,
-    png_element,
     styled,
     svg,
 )
@@ -39,7 +38,6 @@ __all__ = [
     "mark",
     "narrow",
     "png",
-    "png_element",
     "styled",
     "svg",
 ]

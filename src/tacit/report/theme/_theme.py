@@ -6,7 +6,6 @@ so that one figure serves light and dark; its text stays text, in the page's own
 
 from __future__ import annotations
 
-import base64
 import html
 import io
 import re
@@ -145,9 +144,3 @@ def png(figure: Figure, dpi: float = 200) -> bytes:
     with styled():
         figure.savefig(buffer, format="png", dpi=dpi, facecolor="white")
     return buffer.getvalue()
-
-
-def png_element(figure: Figure, alt: str = "") -> str:
-    """A figure as an ``<img>`` element that carries its PNG, for a figure of very many points."""
-    data = base64.b64encode(png(figure)).decode()
-    return f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{data}">'
