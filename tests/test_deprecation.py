@@ -2,16 +2,19 @@
 
 import importlib
 import importlib.util
+import inspect
 import pickle
+import re
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
+from torch import nn
 
-from tacit import _deprecation, recipes
+from tacit import _deprecation, adapt, recipes
 from tacit._deprecation import (
     REMOVED_IN,
     MovedModules,
@@ -177,3 +180,81 @@ def test_the_changelog_has_every_old_name() -> None:
             assert f"| `{short}.{old}` | `{short}.{new}` |" in table
     for old, new in _RENAMED.items():
         assert f"| `tacit.{old}` | `tacit.{new}`" in table
+
+
+ROOT = Path(__file__).parent.parent
+# What the table calls by a short name.
+PLACES = {
+    "Engine": "tacit.gradients.Engine",
+    "Method": "tacit.adapt.Method",
+    "Records": "tacit.data.Records",
+    "Task": "tacit.finetune.Classes",
+    "Texts": "tacit.data.Texts",
+    "Tuned": "tacit.tune.Tuned",
+    "VideoClips": "tacit.data.VideoClips",
+    "View": "tacit.adapt._views.View",
+    "clipped_sum": "tacit.gradients.clipped_sum",
+}
+
+
+def migration() -> dict[str, list[tuple[str, str]]]:
+    """The rows of the migration table by the heading above them."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    lines = text[text.index("### Migration") :].split("\n\n### ")[0].splitlines()
+    found: dict[str, list[tuple[str, str]]] = {}
+    for line in (line for line in lines if line.startswith("| ")):
+        old, new = (cell.strip() for cell in line.strip("|").split("|"))
+        if old.startswith("**"):
+            found[old.strip("*")] = []
+        elif found:
+            found[list(found)[-1]].append((old, new))
+    return found
+
+
+def resolved(name: str) -> Any:
+    """What a name of the table stands for; a field of a dataclass is there if it is declared."""
+    first, *rest = name.split(".")
+    if first == "adapter":
+        adapter = adapt.Tent(nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 3)), privacy=None, lr=0.1)
+        return getattr(adapter, rest[0]) if rest else adapter.__call__
+    parts = PLACES.get(first, f"tacit.{first}").split(".") + rest
+    for cut in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[cut:]:
+            declared = getattr(found, "__annotations__", {}) if isinstance(found, type) else {}
+            found = getattr(found, part) if hasattr(found, part) else declared[part]
+        return found
+    raise LookupError(name)
+
+
+def taken(function: Any) -> set[str]:
+    """The names of its arguments, those of `**options: Unpack[Options]` included."""
+    found = set(inspect.signature(function).parameters)
+    for hint in get_type_hints(function).values() if inspect.isfunction(function) else ():
+        found |= set(getattr(*get_args(hint), "__annotations__")) if get_origin(hint) is Unpack else set()
+    return found
+
+
+def test_every_new_name_of_the_migration_table_is_there() -> None:
+    rows = migration()
+    names = [new for _, new in rows["names that warn"]]
+    for old, new in rows["names without an alias"]:
+        stem = re.findall(r"`(\w[\w.]*)\.\w+", old)
+        for name in re.findall(r"`(\.?[\w.]+)(?:\(\))?`", new):
+            names.append(f"{stem[0]}{name}" if name.startswith(".") else name if "." in name else f"{stem[-1]}.{name}")
+    assert len(names) > 20
+    for name in names:
+        resolved(name.strip("`"))  # raises if it is missing
+
+
+def test_every_new_argument_of_the_migration_table_is_taken() -> None:
+    checked = 0
+    for old, new in migration()["arguments that warn"]:
+        (argument,) = set(re.findall(r"^`(\w+)=`$", new)) or {""}
+        for name in re.findall(r"`(\w[\w.]*)\(\w+=\)`", old) if argument else ():
+            assert argument in taken(resolved(name)), f"{name}({argument}=)"
+            checked += 1
+    assert checked > 10

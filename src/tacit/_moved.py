@@ -11,7 +11,7 @@ _PRIVATE = {
     ),
     "calibrate.federated": "messages transport",
     "": "checkpoints refusals",
-    "data": "arrays cache grouped records texts video_files video_layouts videos views",
+    "data": "cache grouped records texts video_files video_layouts videos views",
     "data.shifts": "dice strengths tools",
     "finetune": (
         "account adaptive evaluation features language loop measures predictions queries reading sampling "
