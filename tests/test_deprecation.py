@@ -12,9 +12,8 @@ from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
-from torch import nn
 
-from tacit import _deprecation, adapt, recipes
+from tacit import _deprecation, recipes
 from tacit._deprecation import (
     REMOVED_IN,
     MovedModules,
@@ -193,6 +192,7 @@ PLACES = {
     "Tuned": "tacit.tune.Tuned",
     "VideoClips": "tacit.data.VideoClips",
     "View": "tacit.adapt._views.View",
+    "adapter": "tacit.adapt.Adapter",
     "clipped_sum": "tacit.gradients.clipped_sum",
 }
 
@@ -212,11 +212,8 @@ def migration() -> dict[str, list[tuple[str, str]]]:
 
 
 def resolved(name: str) -> Any:
-    """What a name of the table stands for; a field of a dataclass is there if it is declared."""
+    """What a name of the table stands for, or an error."""
     first, *rest = name.split(".")
-    if first == "adapter":
-        adapter = adapt.Tent(nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 3)), privacy=None, lr=0.1)
-        return getattr(adapter, rest[0]) if rest else adapter.__call__
     parts = PLACES.get(first, f"tacit.{first}").split(".") + rest
     for cut in range(len(parts), 0, -1):
         try:
@@ -224,8 +221,9 @@ def resolved(name: str) -> Any:
         except ModuleNotFoundError:
             continue
         for part in parts[cut:]:
-            declared = getattr(found, "__annotations__", {}) if isinstance(found, type) else {}
-            found = getattr(found, part) if hasattr(found, part) else declared[part]
+            if not hasattr(found, part) and re.search(rf"\b(self\.)?{part}\b(:.*)? = ", inspect.getsource(found)):
+                return part  # a field, or what a constructor sets
+            found = getattr(found, part)
         return found
     raise LookupError(name)
 
