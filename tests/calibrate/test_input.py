@@ -75,6 +75,38 @@ def test_a_column_of_words_is_named(tmp_path: Path) -> None:
     assert read_outputs(path, "probs", labels_key="target")[1].tolist() == [0, 1]
 
 
+def test_a_column_beside_numbered_ones_is_unexpected(tmp_path: Path) -> None:
+    """A number that is small beside the logits would be an eleventh class, and no accuracy would show it."""
+    path = tmp_path / "a.csv"
+    for names, odd in (
+        ("c0,c1,c2,weight,label", "weight"),
+        ("mrn,0,1,2,label", "mrn"),
+        ("logit_1,logit_2,target", "target"),
+        ("c0,c1,c2,d3,label", "d3"),
+    ):
+        path.write_text(names + "\n" + ",".join(["0.5"] * names.count(",")) + ",1\n")
+        with pytest.raises(ValueError, match=rf"a column '{odd}' beside numbered columns of outputs.*--labels-key"):
+            read_outputs(path, "logits")
+    path.write_text("PatientID,cat,dog,label\n1,0.5,0.5,1\n")
+    with pytest.raises(ValueError, match="column 'PatientID' that looks like an id"):
+        read_outputs(path, "logits")
+    for names in ("0,1,2,label", "class 1,class 2,class 3,label", "cat,dog,label", "a1,b7,label", "b3,c1,c9,label"):
+        path.write_text(names + "\n" + ",".join(["0.5"] * names.count(",")) + ",1\n")
+        assert read_outputs(path, "logits")[0].shape == (1, names.count(","))
+
+
+def test_labels_that_are_true_or_false_or_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("p,label\n0.5,True\n0.25,False\n")
+    assert read_outputs(path, "probs")[1].tolist() == [1, 0]
+    path = tmp_path / "a.npz"
+    np.savez(path, probs=np.array([0.5, 0.25]), labels=np.array([True, False]))
+    assert read_outputs(path, "probs")[1].tolist() == [1, 0]
+    np.savez(path, probs=np.array([[0.5, 0.5], [0.25, 0.75]]), labels=np.array(["cat", "dog"]))
+    with pytest.raises(ValueError, match=r"whole numbers, 0 for its first column.*In a \.csv"):
+        read_outputs(path, "probs")
+
+
 def test_a_file_without_a_header_is_read_by_the_numbers_of_its_columns(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     rows = np.c_[np.arange(50), LOGITS[:50, :4], LABELS[:50] % 4, LOGITS[:50, 4:]]

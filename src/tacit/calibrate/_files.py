@@ -6,6 +6,8 @@ Which array holds what is found by its name, or said. Whether the outputs are lo
 from __future__ import annotations
 
 import csv
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +24,7 @@ _OUTPUTS: dict[str, tuple[str, ...]] = {
     "probs": ("probs", "predictions", "probabilities", "outputs", "logits"),
 }
 _IDS = ("id", "ids", "index", "idx", "row", "row_id", "sample", "sample_id", "key", "uuid", "unnamed: 0", "")
+_TRUTH = {"false": "0", "true": "1", "0": "0", "1": "1"}
 _ONLY = "only"  # the array of a file that holds one without a name
 
 
@@ -72,8 +75,15 @@ def read_outputs(
             "line is a sample already, give the number of the column: --labels-key 1 is the first."
         )
     classes = _pick(beside, labels_key, LABELS, labels or path, "labels", "--labels-key")
-    if outputs.dtype.kind not in "fiu" or classes.dtype.kind not in "fiu":
-        raise ValueError(f"{path}: outputs and labels are numbers.")
+    if outputs.dtype.kind not in "fiu":
+        raise ValueError(f"{path}: outputs are numbers, and these are of the type {outputs.dtype}.")
+    if classes.dtype.kind == "b":
+        classes = classes.astype(np.int64)
+    if classes.dtype.kind not in "fiu":
+        raise ValueError(
+            f"{labels or path}: the labels of an array of outputs are whole numbers, 0 for its first column; these are "
+            "none. In a .csv whose columns have names, labels may be those names."
+        )
     if classes.ndim == 2 and classes.shape[1] == 1:
         classes = classes[:, 0]
     if classes.dtype.kind == "f" and np.isfinite(classes).all() and (classes == np.round(classes)).all():
@@ -176,6 +186,12 @@ def _csv(path: Path, labels_key: str | None, others: tuple[str, ...]) -> dict[st
                 f"{path} has a column {odd[0]!r} that looks like an id and not like a class: leave it out, or name it "
                 "with --unit-ids if it says whose each row is, or --source-column if it says where."
             )
+        beside = _beside_numbered([name for at, name in enumerate(header) if at != place])
+        if beside:
+            raise ValueError(
+                f"{path} has a column {beside!r} beside numbered columns of outputs: leave it out, or name it with "
+                "--labels-key, --unit-ids or --source-column if it is one of those, or as the others if it is a class."
+            )
         words = [name for at, name in enumerate(header) if at != place and _words(rows, at)]
         if words:
             raise ValueError(
@@ -244,14 +260,32 @@ def _label_column(header: list[str] | None, labels_key: str | None) -> int | Non
 
 
 def _is_id(name: str) -> bool:
-    return name.lower() in _IDS or name.lower().endswith(("_id", "_ids", " id"))
+    return name.lower() in _IDS or name.lower().endswith(("_id", "_ids", " id")) or name.endswith(("ID", "Id"))
+
+
+def _beside_numbered(names: list[str]) -> str | None:
+    """The first name without the form of all the others, where those are one word with consecutive numbers."""
+    parts = [re.fullmatch(r"(.*?)(\d+)", name) for name in names]
+    words = Counter(part[1] for part in parts if part)
+    word, count = words.most_common(1)[0] if words else ("", 0)
+    numbers = sorted(int(part[2]) for part in parts if part and part[1] == word)
+    if (
+        count < 2
+        or count == len(names)
+        or 2 * count <= len(names)
+        or numbers != list(range(numbers[0], numbers[0] + count))
+    ):
+        return None
+    return next(name for name, part in zip(names, parts, strict=True) if part is None or part[1] != word)
 
 
 def _class_numbers(path: Path, header: list[str], rows: list[list[str]], place: int) -> list[list[str]]:
-    """Rows whose labels, if they are names of classes, are the places of their columns."""
+    """Rows whose labels, if they are names of classes, are the places of their columns; of one column, true is 1."""
     if all(place >= len(row) or _number(row[place]) for row in rows):
         return rows
     classes = {name: str(at) for at, name in enumerate(name for i, name in enumerate(header) if i != place)}
+    if len(rows[0]) == 2 and all(len(row) == 2 and row[place].strip().lower() in _TRUTH for row in rows):
+        return [[*row[:place], _TRUTH[row[place].strip().lower()], *row[place + 1 :]] for row in rows]
     if not all(len(row) == len(header) and row[place].strip() in classes for row in rows):
         if len(classes) == 1:
             raise ValueError(
