@@ -30,8 +30,10 @@ from tacit.gradients import AdaptiveQuantile, BatchClip, FilterByLoss, FilterByN
 from tacit.privacy import Ledger
 
 METHODS = ("source", "tent", "eata", "sar", "deyo", "come", "eata-come", "sar-come", "deyo-come")
+BLOCK = 256  # steps of a block of correlated noise where the length of the stream is not known
 Form = Literal["original", "clip", "dp", "dp-v2"]
 Clipping = Literal["sample", "batch", "norm-filter", "loss-filter", "both-filters", "either-filter", "quantile"]
+Noise = Literal["independent", "correlated", "blocks"]  # blocks: correlated, for a stream whose length is not known
 Part = Literal["filter-1", "filter-2", "filter-3", "sharpness", "anchor"]
 
 
@@ -43,7 +45,7 @@ class Arm:
     form: Form = "original"
     epsilon: float | None = None
     delta: float = 1e-6
-    noise: Literal["independent", "correlated"] = "independent"
+    noise: Noise = "independent"
     batch_size: int = 64
     lr: float | Literal["auto"] = 0.005  # auto: the default that needs no tuning
     clip: float | None = None
@@ -92,8 +94,8 @@ class Arm:
             ascent = " (ascent too)" if self.ascent else ""
             return f"{name} + {'clip' if self.clipping == 'sample' else self.clipping}{ascent}"
         version = "-v2" if self.form == "dp-v2" else ""
-        correlated = ", correlated" if self.noise == "correlated" else ""
-        return f"DP-{name}{version} (eps {self.epsilon:g}{correlated})"
+        noise = "" if self.noise == "independent" else f", {self.noise}"
+        return f"DP-{name}{version} (eps {self.epsilon:g}{noise})"
 
     def adapter(
         self,
@@ -150,8 +152,8 @@ class Arm:
             self.epsilon or 0.0,
             self.delta,
             clip=policy,
-            noise=self.noise,
-            horizon=horizon if self.noise == "correlated" else None,
+            noise="independent" if self.noise == "independent" else "correlated",
+            horizon={"independent": None, "correlated": horizon, "blocks": BLOCK}[self.noise],
             filters="per-sample" if self.form == "dp-v2" else "none",
         )
 
@@ -186,7 +188,7 @@ class Grid:
     form: tuple[Form, ...] = ("original",)
     epsilon: tuple[float, ...] = ()
     delta: float = 1e-6
-    noise: tuple[Literal["independent", "correlated"], ...] = ("independent",)
+    noise: tuple[Noise, ...] = ("independent",)
     batch_size: tuple[int, ...] = (64,)
     lr: tuple[float | Literal["auto"], ...] = (0.005,)
     clip: tuple[float, ...] = ()

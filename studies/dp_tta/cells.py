@@ -24,7 +24,7 @@ from tacit.models import ConvNet, embedded, load
 from tacit.privacy import Ledger
 
 Setting = Literal["episodic", "continual", "mixed"]
-FORMAT = 2  # of a cell's file; raised when the same recipe would give other numbers
+FORMAT = 3  # of a cell's file; raised when the same recipe would give other numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,7 @@ class Data:
     part: Literal["all", "choose", "evaluate"] = (
         "all"  # every third image is to choose constants on, the rest to report
     )
+    reuse: bool = False  # an image may come under several shifts: each occurrence stands for another person
 
     def rows(self) -> tuple[Tensor, Tensor]:
         """Images and labels of the part."""
@@ -204,6 +205,7 @@ def _stream(data: Data, setting: Setting, seed: int) -> Stream:
         per_shift=data.per_shift,
         seed=seed,
         strengths=data.strengths,
+        reuse=data.reuse,
     )
 
 

@@ -166,7 +166,7 @@ def _tradeoff(result: Result, setting: Setting) -> tuple[dict[str, list[Point]],
         if arm.method == "source":
             levels["source"] = mean[0]
         elif arm.private and arm.epsilon is not None:
-            name = arm.name.partition(" (")[0] + (", correlated" if arm.noise == "correlated" else "")
+            name = arm.name.partition(" (")[0] + ("" if arm.noise == "independent" else f", {arm.noise}")
             series.setdefault(name, []).append(Point(arm.epsilon, *mean))
         elif arm.form == "clip":
             series.setdefault(f"DP-{arm.name.removesuffix(' + clip')}", []).append(Point(math.inf, *mean))

@@ -33,6 +33,28 @@ def test_every_picture_comes_once_with_its_own_label(setting: streams.Setting) -
         assert batch.images.max() <= 1
 
 
+def test_with_reuse_a_picture_comes_once_under_a_shift_and_may_come_under_several() -> None:
+    images, labels = pictures()
+
+    def again(seed: int) -> Stream:
+        return streams.corrupted(images, labels, shifts=SHIFTS, per_shift=80, seed=seed, reuse=True)
+
+    stream = again(0)
+    assert stream.rows.shape == (3, 80)
+    for part in stream.rows:
+        assert len(part.unique()) == 80
+    assert len(stream.rows.unique()) < 240  # 240 draws from 100 pictures
+    assert not stream.rows[0].equal(stream.rows[1])
+    assert stream.rows.equal(again(0).rows)
+    assert not stream.rows.equal(again(1).rows)
+    for batch in stream.batches(16):
+        assert batch.labels.equal(labels[batch.rows])
+    clean = [batch for batch in stream.batches(16) if set(batch.shifts) == {"clean"}]
+    assert torch.cat([batch.images for batch in clean]).equal(images[stream.rows[1]].float() / 255)
+    with pytest.raises(ValueError, match="comes once under a shift"):
+        streams.corrupted(images, labels, shifts=SHIFTS, per_shift=101, reuse=True)
+
+
 @pytest.mark.parametrize("setting", ["episodic", "continual"])
 def test_shifts_come_one_after_another_and_batches_never_straddle_two(setting: streams.Setting) -> None:
     batches = list(made(setting).batches(10))

@@ -1,7 +1,8 @@
 """Streams of shifted pictures: who comes when, under which shift. Described as data, made when asked for.
 
 Every base picture comes once, under one shift. That is what lets a private adapter treat a stream in which each person
-sends one picture as a single release.
+sends one picture as a single release. With `reuse`, a picture may come again under another shift: for simulations on
+public data, in which each occurrence stands for another person.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class Stream:
         per_shift: Pictures of each part.
         seed: Of the order and the corruptions.
         strengths: Whose; see `shifts.corrupt`.
+        reuse: Each part is drawn from all pictures, so that a picture may come under several shifts, once under each.
     """
 
     images: Tensor = field(repr=False)
@@ -70,6 +72,7 @@ class Stream:
     per_shift: int
     seed: int
     strengths: makers.Strengths = "clothes"
+    reuse: bool = False
     _parts: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
@@ -83,7 +86,10 @@ class Stream:
 
     @cached_property
     def rows(self) -> Tensor:
-        """The base pictures, one line per part: a seeded permutation."""
+        """The base pictures, one line per part: a seeded permutation; with `reuse`, one permutation for each part."""
+        if self.reuse:
+            dice = (generator(f"{self.seed} deal {part}") for part in range(len(self.shifts)))
+            return torch.stack([torch.randperm(len(self.images), generator=die)[: self.per_shift] for die in dice])
         order = torch.randperm(len(self.images), generator=generator(f"{self.seed} deal"))[: len(self)]
         return order.view(len(self.shifts), self.per_shift)
 
@@ -141,6 +147,7 @@ def corrupted(
     per_shift: int = 1000,
     seed: int = 0,
     strengths: makers.Strengths = "clothes",
+    reuse: bool = False,
 ) -> Stream:
     """A stream in which disjoint parts of the pictures come under one shift after another, in the order given.
 
@@ -156,6 +163,9 @@ def corrupted(
         per_shift: Pictures of each part.
         seed: Of the permutation and of the corruptions.
         strengths: Whose: "clothes", "imagenet-c" or "cifar-c"; see `shifts.corrupt`.
+        reuse: Draw each part from all pictures, so that a picture may come under several shifts, once under each. For
+            simulations on public data: the guarantee of an adapter is then that of a stream in which each occurrence
+            is another person's, since a person who sends several pictures needs `DP(contributions=...)`.
 
     Returns:
         The stream.
@@ -163,7 +173,7 @@ def corrupted(
     Raises:
         ValueError: Too few pictures, or an unknown shift, setting, severity or grade.
     """
-    _check(images, labels, shifts, severity, setting, per_shift, strengths)
+    _check(images, labels, shifts, severity, setting, per_shift, strengths, reuse)
     return Stream(
         images=images,
         labels=labels,
@@ -173,6 +183,7 @@ def corrupted(
         per_shift=per_shift,
         seed=seed,
         strengths=strengths,
+        reuse=reuse,
     )
 
 
@@ -184,6 +195,7 @@ def _check(
     setting: str,
     per_shift: int,
     strengths: str,
+    reuse: bool,
 ) -> None:
     if isinstance(shifts, str) or not shifts:
         raise ValueError("`shifts` is a sequence of names with at least one of them.")
@@ -196,8 +208,12 @@ def _check(
         raise ValueError(f"There are {len(images)} pictures but {len(labels)} labels.")
     if per_shift < 1:
         raise ValueError(f"`per_shift` is {per_shift}: every shift needs at least one picture.")
+    if reuse and per_shift > len(images):
+        raise ValueError(
+            f"A picture comes once under a shift: {per_shift} of them are more than the {len(images)} given."
+        )
     needed = len(shifts) * per_shift
-    if needed > len(images):
+    if not reuse and needed > len(images):
         raise ValueError(
             f"{len(shifts)} shifts of {per_shift} pictures need {needed} of them, as each comes once, but there are "
             f"{len(images)}: give more, or set `per_shift` to {len(images) // len(shifts)} or less."
