@@ -223,10 +223,13 @@ def cyclic_poisson(
 ) -> Release:
     """A `GaussianStream` over units of the first group, which the receipt draws every `separation` steps.
 
-    As many units as trials, each with a coordinate of its own. What is looked at is, for each column that the unit can
-    meet, the projection of C times the releases on it.
+    As many units as trials, each with a coordinate of its own. What is returned is the log-likelihood ratio of all
+    steps. C times the releases is C times the sums, plus independent normals, and the columns of C that the unit can
+    meet have no row in common; so its projection f on the column c, which has the variance (sigma |c|)^2, is
+    sufficient, and the ratio is the product over these columns of 1 - q + q exp((f - |c|^2 / 2) / sigma^2).
     """
-    column, bands = mechanisms.strategy_of(event).coefficients(), event.separation
+    column, bands, rate = mechanisms.strategy_of(event).coefficients(), event.separation, event.sample_rate
+    variance = event.noise_multiplier**2 * float(np.square(column).sum())  # the first column is the longest
 
     def release(present: bool, trials: int) -> Array:
         value, seen = ends(neighbours)[present], []
@@ -239,9 +242,13 @@ def cyclic_poisson(
                     total[drawn] = value
                 seen.append(noisy.release(Sum.of(total))["w"].numpy())
         mixed = [sum(column[t - k] * seen[k] for k in range(max(0, t - bands + 1), t + 1)) for t in range(event.steps)]
-        firsts = range(0, event.steps, bands)
-        found = [sum(column[t - j] * mixed[t] for t in range(j, min(j + bands, event.steps))) for j in firsts]
-        return np.stack(found, axis=1)
+        ratio = np.zeros(trials)
+        for first in range(0, event.steps, bands):
+            met = range(first, min(first + bands, event.steps))
+            found = sum(column[t - first] * mixed[t] for t in met)
+            size = sum(column[t - first] ** 2 for t in met)
+            ratio += np.logaddexp(math.log1p(-rate), math.log(rate) + (found - size / 2) / variance)
+        return ratio
 
     return release
 
