@@ -21,11 +21,11 @@ from tacit.tune import noisy_selection
 
 Noise = Literal["laplace", "gaussian"]
 _WIDTH = 500  # features of a table whose every column is a trial
-_FIRST_BIN, _BINS, _CLASSES = 10, 500, 64  # of a histogram: from 1/64 on, every bin is a trial
+_FIRST_BIN, _BINS, _CLASSES = 6, 300, 64  # of a histogram: from 1/64 on, every bin is a trial
 
 
 def source_answers(price: Price, statistic: type[Histogram] | type[GapCells] = Histogram) -> Release:
-    """A calibration source that is asked for the counts or gaps of 500 bins, through `Source.answer` itself.
+    """A calibration source that is asked for the counts or gaps of 300 bins, through `Source.answer` itself.
 
     Everybody is right, with a confidence of their own: a unit adds 1 to its bin's total and 1 to its correct (or its
     gap, and what that leaves of 1), which is all that it may add, and no other unit touches that bin. So every bin
