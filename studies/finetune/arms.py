@@ -38,12 +38,15 @@ class Arm:
     lr: float
     clip: float
     steps: int
+    last_blocks: int = 0  # what is trained of a net with blocks; 0: whatever the scheme says, of all
 
     @property
     def name(self) -> str:
         """What a table calls it, without what was tuned."""
         parts = ["from scratch" if self.init == "scratch" else self.scheme.replace("_", " ")]
+        parts += [f"last {self.last_blocks} blocks"] if self.last_blocks else []
         parts += [NAMES[self.optimizer]] if self.optimizer in NAMES else []
+        parts += ["Adam" if self.rule == "adam" else "SGD"] if self.last_blocks else []
         parts += [f"{self.clips} clips" if self.clips > 1 else "1 clip"] if self.clips else []
         parts += ["clip-level"] if self.level == "clip" else []
         parts += [f"{self.augment} views"] if self.augment > 1 else []
@@ -98,6 +101,7 @@ class Grid:
     lr: tuple[float, ...] = (0.5,)
     clip: tuple[float, ...] = (1.0,)
     steps: tuple[int, ...] = (100,)
+    last_blocks: int = 0
     tune_at: float | None = None  # the epsilon at which constants are chosen, for all of them; None: each for itself
 
     def __post_init__(self) -> None:

@@ -83,6 +83,10 @@ class Data:
         augmented = arm.augment > 1 and split in ("private", "tuning")
         return TensorRecords(inputs, labels, augment=arm.augment if augmented else None)
 
+    def texts(self, split: Split) -> Texts:
+        """The texts of a split."""
+        return _texts(self, split)
+
     def under_shifts(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Test rows under each shift; empty if none were asked for."""
         return _shifted(self) if self.shifts or self.shifted else {}
@@ -135,7 +139,7 @@ def _texts(data: Data, split: Split) -> Texts:
     rows = _slice(data, split, len(texts))
     tokenizer = tokenizer_of(data.tokens)
     if data.kind == "texts":
-        return Texts(tokenizer, texts[rows], labels[rows], max_length=data.longest)
+        return Texts(tokenizer, texts[rows], labels[rows], max_length=data.longest, bucket=8)
     owners = torch.arange(rows.stop - rows.start) // data.messages
     return Texts(tokenizer, texts[rows], None, owners, max_length=data.longest)
 

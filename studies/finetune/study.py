@@ -7,7 +7,7 @@ import statistics
 import time
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from studies.finetune.data import Data, Split, make_videos, public_videos, video
 from studies.multi_clip.head import TemporalHead
 from studies.multi_clip.motions import Motions
 from studies.render import spread
-from tacit.finetune import Backbone, Evaluation, fit
+from tacit.finetune import Backbone, Evaluation, cache_blocks, extract, fit
 from tacit.models import VideoNet, embedded, load_net, save_net, text
 from tacit.pretrain import Recipe
 from tacit.pretrain import fit as pretrain
@@ -194,6 +194,12 @@ def compute(cell: Cell) -> dict[str, Any]:
         records = _features(cell.net, data, cell.split, arm)
         tried = _features(cell.net, data, held_out, arm)
         model: nn.Module = nn.Sequential(nn.Identity(), nn.Linear(records.inputs.shape[1], data.classes))
+    elif arm.scheme == "linear" and data.kind == "texts":
+        records, tried = (_text_features(cell.net, data, split) for split in (cell.split, held_out))
+        model = nn.Sequential(nn.Identity(), nn.Linear(records.inputs.shape[1], data.classes))
+    elif arm.last_blocks:
+        cached = partial(_blocks, cell.net, data, last_blocks=arm.last_blocks)
+        records, tried, model = cached(cell.split), cached(held_out), _model(cell.net, data)
     else:
         records, tried, model = data.records(cell.split, arm), data.records(held_out, arm), _model(cell.net, data)
     start = time.perf_counter()
@@ -206,6 +212,7 @@ def compute(cell: Cell) -> dict[str, Any]:
         delta=cell.delta,
         scheme=arm.scheme,
         init=arm.init,
+        last_blocks=arm.last_blocks or None,
         neighbours="zero-out" if arm.optimizer == "dpftrl" else "add-remove",
         head="keep" if data.kind == "messages" else "new",
         size=len(records),
@@ -315,6 +322,19 @@ def _clip_features(net: Net, data: Data, split: Split, clips: int) -> Any:
     with torch.inference_mode():
         parts = [backbone(table.read(part)) for part in torch.split(torch.arange(len(table.labels())), AT_ONCE)]
     return table.with_inputs(torch.cat(parts))
+
+
+@lru_cache(maxsize=4)
+def _text_features(net: Net, data: Data, split: Split) -> Any:
+    """Texts with the net's features in their place: what `fit` does by itself, kept between cells."""
+    records = data.texts(split)
+    return records.with_inputs(extract(Backbone(_model(net, data).eval()), records))
+
+
+@lru_cache(maxsize=4)
+def _blocks(net: Net, data: Data, split: Split, *, last_blocks: int) -> Any:
+    """What comes into the trained blocks, kept between cells."""
+    return cache_blocks(_model(net, data), data.texts(split), last_blocks=last_blocks)
 
 
 def _model(net: Net, data: Data) -> nn.Module:

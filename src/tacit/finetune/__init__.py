@@ -32,6 +32,7 @@ from tacit.finetune._standardise import RowNorm, Standardise
 from tacit.finetune._standardise import RowNormalizer as RowNormalizer
 from tacit.finetune._tasks import Classes, Labels, Task
 from tacit.finetune._updates import Update
+from tacit.finetune._upper_blocks import CachedBlocks, cache_blocks
 
 __all__ = [
     "DPFTRL",
@@ -44,6 +45,7 @@ __all__ = [
     "Backbone",
     "BandMF",
     "Banded",
+    "CachedBlocks",
     "Classes",
     "ConstantNoise",
     "Correlated",
@@ -68,6 +70,7 @@ __all__ = [
     "Task",
     "Update",
     "auroc",
+    "cache_blocks",
     "fit",
     "make_private",
     "plan",

@@ -29,7 +29,7 @@ from tacit.models import blocks_of, head_of
 from tacit.privacy import sampling
 
 Layers = Literal["last", "all"]
-_LATE = (
+LATE = (
     "Some rows cannot be read: with checkpoint= every row must be readable before the charge, so that steps can be "
     "replayed. Nothing was charged. Details may reveal rows: see curator=."
 )
@@ -123,41 +123,61 @@ def extract(
     would change the features of all behind, and features that are computed again after a kill would be others. For the
     same reason a row that cannot be read stops a run that may be resumed (`strict`): it might be readable then.
     """
-    rows = _EachRow(records)
-    like = likeness(rows, training=False, curator=curator)
-    where = where_of(backbone)
-    reader = Reader(rows, like, where, strict=strict, curator=curator, workers=workers)
-    _refuse_chance(backbone, to(like, where))
     out: Tensor | None = None
-
-    def features(shown: Rows, mute: Tensor | None) -> Tensor:
-        found: Tensor = backbone(shown.inputs).cpu()
-        return found if mute is None else found.masked_fill(mute.cpu().view(-1, *[1] * (found.dim() - 1)), math.nan)
-
-    look = to_look_at(rows.sizes, len(rows), at_once(team, len(rows), rows_that_fit(like)))
-    portions = (Portion(places, None) for places in (look if team is None else team.mine(look)))
+    rows = len(records.labels())
+    over = OnePass(backbone, records, curator, strict=strict, workers=workers, team=team)
     late = False
     try:
-        with torch.no_grad(), reader.ahead(portions) as read:
-            for portion, shown, mute in read:
-                found = in_place(features, shown, mute, curator)
-                if out is None:
-                    out = _space((len(rows), *found.shape[1:]), found.dtype, path)
-                out[portion.units] = found
+        for places, found in over:
+            if out is None:
+                out = space_for((rows, *found.shape[1:]), found.dtype, path)
+            out[places] = found
     except Later:
         late = True
     if late if team is None else any(team.gather([late])):
-        raise Refusal(_LATE)
-    if team is not None and look:
+        raise Refusal(LATE)
+    if team is not None and over.portions:
         shape, dtype = team.share(None if out is None else (out.shape[1:], out.dtype))  # the leader has the first rows
-        out = _space((len(rows), *shape), dtype, path) if out is None else out
-        team.exchange(look, out)
+        out = space_for((rows, *shape), dtype, path) if out is None else out
+        team.exchange(over.portions, out)
     if out is None:
         raise Refusal("There are no rows to extract features from.")
     return out
 
 
-def _refuse_chance(backbone: Backbone, like: Rows) -> None:
+class OnePass:
+    """A frozen part of a model over each row once: places of rows and what it gives for them; see `extract`."""
+
+    def __init__(
+        self,
+        part: nn.Module,
+        records: TensorRecords,
+        curator: Curator | None = None,
+        *,
+        strict: bool = False,
+        workers: int = 0,
+        team: Team | None = None,
+    ) -> None:
+        rows = _EachRow(records)
+        like = likeness(rows, training=False, curator=curator)
+        where = where_of(part)
+        _refuse_chance(part, to(like, where))
+        self._part, self._curator, self._team = part, curator, team
+        self._reader = Reader(rows, like, where, strict=strict, curator=curator, workers=workers)
+        self.portions = to_look_at(rows.sizes, len(rows), at_once(team, len(rows), rows_that_fit(like)))
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        mine = self.portions if self._team is None else self._team.mine(self.portions)
+        with torch.no_grad(), self._reader.ahead(Portion(places, None) for places in mine) as read:
+            for portion, shown, mute in read:
+                yield portion.units, in_place(self._of, shown, mute, self._curator)
+
+    def _of(self, shown: Rows, mute: Tensor | None) -> Tensor:
+        found: Tensor = self._part(shown.inputs).cpu()
+        return found if mute is None else found.masked_fill(mute.cpu().view(-1, *[1] * (found.dim() - 1)), math.nan)
+
+
+def _refuse_chance(backbone: nn.Module, like: Rows) -> None:
     """Refuse a backbone that says something else of the same synthetic rows with other random numbers."""
     generator = torch.Generator().manual_seed(0)
 
@@ -233,7 +253,8 @@ def _pooled(out: Any) -> Tensor:
     return value.mean(tuple(range(1, value.dim() - 1))) if value.dim() > 2 else value
 
 
-def _space(shape: tuple[int, ...], dtype: torch.dtype, path: Path | None) -> Tensor:
+def space_for(shape: tuple[int, ...], dtype: torch.dtype, path: Path | None) -> Tensor:
+    """Room for so many numbers: in memory, or beyond a gigabyte in a file that only its owner can read."""
     size = dtype.itemsize * torch.Size(shape).numel()
     if path is None or size <= LARGE:
         return torch.empty(shape, dtype=dtype)

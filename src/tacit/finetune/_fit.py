@@ -153,6 +153,7 @@ def fit(
     bias: bool = True,
     init: Literal["pretrained", "scratch"] = "pretrained",
     features: Layers | None = None,
+    last_blocks: int | None = None,
     standardise: Standardise | RowNorm | None = None,
     rows_each: int | None = None,
     augment: int | None = None,
@@ -205,6 +206,8 @@ def fit(
         init: "scratch" draws all parameters anew: nothing pretrained.
         features: "last" or "all" caches features once and trains the head alone (scheme "linear", which does it by
             itself where it can).
+        last_blocks: Train this many blocks from the end, as the scheme says, and the head. What comes into them is
+            computed once for each row and cached: the blocks below never run again. See `cache_blocks`.
         standardise: What is done to cached features first. `RowNorm`: each row is scaled to one norm, free.
             `Standardise`: their mean and scale are released, and used.
         rows_each: The most rows of a unit shown in one step.
@@ -317,6 +320,7 @@ def fit(
     kind = next(model.parameters()).device.type
     settings = repr((optimizer, promise, scheme, task, features, seed, microbatch, evaluate, kind))
     settings += "" if rows is None else repr(rows)
+    settings += "" if last_blocks is None else f"last_blocks={last_blocks}"
     store = None if checkpoint is None or ledger is None else Store(checkpoint, ledger, private)
     if store is not None and " at 0x" in settings:
         raise ValueError(
@@ -328,6 +332,7 @@ def fit(
         held_out,
         scheme=scheme,
         layers=features,
+        last_blocks=last_blocks,
         wanted=standardise is not None,
         curator=curator,
         strict=store is not None,

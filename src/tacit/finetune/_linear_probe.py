@@ -1,4 +1,4 @@
-"""What is really trained: the whole model on its rows, or its head alone on cached features."""
+"""What is really trained: the whole model on its rows, or its head or last blocks alone on what is cached."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tacit.finetune._features import Backbone, Layers, Probe, cached, extract, i
 from tacit.finetune._reading import likeness, to, where_of
 from tacit.finetune._sources import as_records
 from tacit.finetune._standardise import RowNormalizer, Statistics
+from tacit.finetune._upper_blocks import CachedBlocks, upper_of
 from tacit.models import head_of
 
 
@@ -52,6 +53,7 @@ def linear_probe(
     *,
     scheme: str,
     layers: Layers | None,
+    last_blocks: int | None = None,
     wanted: bool = False,
     curator: Curator | None = None,
     strict: bool = False,
@@ -63,6 +65,13 @@ def linear_probe(
     `strict`: rows that cannot be read are refused; see `extract`. Of several ranks each computes a part.
     """
     wanted = wanted or layers is not None
+    if last_blocks is not None:
+        if wanted or team is not None:
+            raise ValueError("last_blocks= goes without features=, standardise= and several ranks.")
+        yield _on_blocks(model, records, held_out, last_blocks, curator=curator, strict=strict, workers=workers)
+        return
+    if isinstance(records, CachedBlocks):
+        raise ValueError(f"These rows are cached for {records.last_blocks} blocks: give last_blocks=.")
     table = _table(records, training=True) if scheme == "linear" else None
     tried = None if table is None or held_out is None else _table(held_out, training=False)
     possible = table is not None and (held_out is None or tried is not None)
@@ -99,6 +108,15 @@ def _on_features(
             nn.init.zeros_(parameter)
         model = Probe(backbone.requires_grad_(False), head)
     return LinearProbe(model=model, body=head, records=tables[0], held_out=tables[1] if len(tables) > 1 else None)
+
+
+def _on_blocks(
+    model: nn.Module, records: Records, held_out: Records | None, last_blocks: int, **how: Any
+) -> LinearProbe:
+    """The last blocks on what comes into them."""
+    body, rows = upper_of(model, records, last_blocks=last_blocks, **how)
+    tried = None if held_out is None else upper_of(model, held_out, last_blocks=last_blocks, **how)[1]
+    return LinearProbe(model=model, body=body, records=rows, held_out=tried)
 
 
 def _table(records: Records, *, training: bool) -> TensorRecords | None:
