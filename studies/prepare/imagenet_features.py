@@ -27,11 +27,10 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from studies.prepare.pictures import Arrays, cifar, x_rays
+from studies.prepare.pictures import Arrays, by_split, cifar, features, x_rays
 from tacit.data import shifts
 
 SHIFTED, SEVERITY = 2_000, 3
-AT_ONCE = 16
 
 
 class Features(nn.Module):
@@ -66,18 +65,6 @@ def fold(net: nn.Module) -> nn.Module:
             setattr(owner, conv, fuse_conv_bn_eval(getattr(owner, conv), getattr(owner, norm)))
             setattr(owner, norm, nn.Identity())
     return net
-
-
-def features(net: Features, images: Tensor) -> np.ndarray:
-    with torch.inference_mode():
-        return torch.cat([net(part) for part in torch.split(images, AT_ONCE)]).numpy()
-
-
-def by_split(net: Features, splits: dict[str, tuple[Tensor, Tensor]]) -> Arrays:
-    arrays: Arrays = {}
-    for split, (images, labels) in splits.items():
-        arrays |= {f"{split}_features": features(net, images), f"{split}_labels": labels.numpy()}
-    return arrays
 
 
 def by_shift(net: Features, images: Tensor, labels: Tensor) -> Arrays:

@@ -26,8 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from studies.prepare.pictures import features
 from studies.prepare.tune_features import Arrays, encoded, split
-from studies.prepare.vit_features import NAME, Features, features
+from studies.prepare.vit_features import NAME, Features
 from tacit.data import Texts
 from tacit.models import text
 

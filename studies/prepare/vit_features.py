@@ -30,9 +30,9 @@ from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from studies.prepare.pictures import Arrays, cifar, x_rays
+from studies.prepare.pictures import Arrays, by_split, cifar, x_rays
 
-NAME, AT_ONCE, NEIGHBOURS = "vit_tiny_patch16_224", 32, 50
+NAME, NEIGHBOURS = "vit_tiny_patch16_224", 50
 
 
 class Features(nn.Module):
@@ -55,18 +55,6 @@ class Features(nn.Module):
             large = interpolate(large, size, mode="bicubic", antialias=True).clamp(0, 255)
         features: Tensor = self.net((large / 255 - 0.5) / 0.5)
         return features
-
-
-def features(net: Features, images: Tensor) -> np.ndarray:
-    with torch.inference_mode():
-        return torch.cat([net(part) for part in torch.split(images, AT_ONCE)]).numpy()
-
-
-def by_split(net: Features, splits: dict[str, tuple[Tensor, Tensor]]) -> Arrays:
-    arrays: Arrays = {}
-    for split, (images, labels) in splits.items():
-        arrays |= {f"{split}_features": features(net, images), f"{split}_labels": labels.numpy()}
-    return arrays
 
 
 def first(splits: dict[str, tuple[Tensor, Tensor]], most: dict[str, int]) -> dict[str, tuple[Tensor, Tensor]]:
