@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -105,13 +106,19 @@ def test_modules_are_private_and_packages_have_doors(file: Path) -> None:
 def test_packages_import_each_other_through_their_doors(file: Path) -> None:
     package = file.relative_to(SOURCE).parts[0]
     for node in ast.walk(ast.parse(file.read_text())):
-        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("tacit."):
+        if isinstance(node, ast.Import):
+            addresses = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            addresses = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # for importlib and the like
+            addresses = re.findall(r"^tacit(?:\.\w+)+$", node.value) if file.name != "_moved.py" else []
+        else:
             continue
-        _, other, *inside = (node.module or "").split(".")
-        if other == package or other.startswith("_") or not (SOURCE / other).is_dir():
-            continue
-        private = [part for part in [*inside, *(alias.name for alias in node.names)] if part.startswith("_")]
-        assert not private, f"{node.module}: {private} is behind the door of {other}"
+        for address in (address for address in addresses if address.startswith("tacit.")):
+            _, other, *inside = address.split(".")
+            if other == package or other.startswith("_") or not (SOURCE / other).is_dir():
+                continue
+            assert not [part for part in inside if part.startswith("_")], f"{address} is behind the door of {other}"
 
 
 def test_no_function_shadows_its_module() -> None:

@@ -106,7 +106,7 @@ def check_batch(batch: int, size: int) -> None:
     if batch > size:
         raise Refusal(
             f"batch_size={batch:,} is larger than size={size:,}, the public number of units: say a smaller batch, or "
-            "take everybody in every step with finetune.DPGD. Nothing was charged."
+            "use all units in every step with finetune.DPGD. Nothing was charged."
         )
 
 

@@ -19,7 +19,7 @@ _MEMORY = "There was not enough memory to read some rows. Details may reveal row
 
 
 class Refusal(ValueError):
-    """A sentence of tacit's own for whoever made the mistake: it tells no value of any row, and no number of rows."""
+    """A sentence of tacit's own for the caller: it contains no value of any row, and no number of rows."""
 
 
 if not TYPE_CHECKING:

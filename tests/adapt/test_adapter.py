@@ -575,7 +575,7 @@ def test_without_a_ledger_it_says_so() -> None:
 def test_a_subject_without_fixed_places_is_refused() -> None:
     ledger = Ledger("sqlite://")
     ledger.subject("people", Budget(9.0, 1e-6), neighbours=Neighbours.ADD_REMOVE)
-    with pytest.raises(ValueError, match="under add-remove, and asked for are other terms, a sample under replace-one"):
+    with pytest.raises(ValueError, match="under add-remove, but a sample under replace-one was requested"):
         made(Tent, DP(3.0, clip=CLIP), ledger=ledger, subject="people")
     assert [e.kind for e in ledger.entries()] == ["subject"]
 

@@ -95,7 +95,7 @@ def calibrate(
     if trust not in TRUSTS or (trust == "local" and colluding is not None):
         raise ValueError("--trust is local or secure-aggregation, and --colluding is for secure aggregation.")
     if run_id is not None and ledgers is None:
-        raise ValueError("--run-id goes on with answers that are kept in ledgers, and there are none: give --ledgers.")
+        raise ValueError("--run-id resumes from answers that are kept in ledgers, and there are none: give --ledgers.")
     path = logits or probs
     if path is None or (logits is not None and probs is not None):
         raise ValueError("Give the classifier's outputs as --logits FILE or as --probs FILE: one of the two.")

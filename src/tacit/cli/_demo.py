@@ -31,15 +31,15 @@ def demo(
     if as_json:
         print_json(facts)
         return
-    told, screen = facts["facts"], console()
-    accuracy = told["accuracy"]
+    found, screen = facts["facts"], console()
+    accuracy = found["accuracy"]
     cameras = list(next(iter(accuracy.values())))
     rows = [[stage, *(f"{values[camera]:.1f}" for camera in cameras)] for stage, values in accuracy.items()]
     heads = ["", *(camera.replace("_", " ") for camera in cameras)]
     screen.print(Table("Accuracy in percent, on images declared public", heads, rows).rich())
-    errors = told["calibration_error"]
+    errors = found["calibration_error"]
     screen.print(f"Calibration error: {100 * errors['before']:.1f}% before, {100 * errors['after']:.1f}% after.\n")
-    stages = [[line["stage"], line["what"], f"{line['epsilon']:.3g}"] for line in told["plan"]["stages"]]
+    stages = [[line["stage"], line["what"], f"{line['epsilon']:.3g}"] for line in found["plan"]["stages"]]
     screen.print(Table("What each stage may spend by itself", ["stage", "on", "ε"], stages).rich())
     screen.print(facts["privacy"]["sentence"], markup=False)
     typer.echo(f"The page is {out / 'report.html'}; it says what each picture shows.")

@@ -51,7 +51,7 @@ def run(
         where = f"see {details}" if details is not None else "see it with --details FILE"
         raise Refusal(str(error).replace("see curator=", where)) from None
     except KeyboardInterrupt:
-        typer.echo(f"Stopped: run the same command again to go on with {folder}.", err=True)
+        typer.echo(f"Stopped: run the same command again to resume {folder}.", err=True)
         raise typer.Exit(130) from None
     if as_json:
         print_json(facts)

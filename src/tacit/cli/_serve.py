@@ -37,6 +37,7 @@ def serve(
     subject: Annotated[str, typer.Option(help="The stream's name in the ledger.")] = "stream",
     wait: Annotated[float, typer.Option(help="Seconds that a row waits for its batch to fill.")] = 5.0,
     queue: Annotated[int, typer.Option(help="Rows that may wait; beyond that the answer is 429.")] = 4096,
+    largest: Annotated[int, typer.Option(help="Bytes of a request; beyond that the answer is 413.")] = 16_000_000,
     every: Annotated[int, typer.Option(help="Steps between two saves.")] = 1,
     shadow: Annotated[bool, typer.Option(help="Adapt without serving what was adapted.")] = False,
     shape: Annotated[str | None, typer.Option("--input", help="The shape of one row, such as 3x224x224.")] = None,
@@ -80,7 +81,7 @@ def serve(
     said = running.adapter.guarantee or "Not private: clipping alone."
     how = {None: "", True: " It goes on exactly where it stopped.", False: " It goes on with fresh noise after a kill."}
     console().print(f"{name} is at {host}:{port}/v2/models/{name}.{how[running.exact]}\n{said}", soft_wrap=True)
-    application = services.model_app(running, name=name, admin_token=os.environ.get(ADMIN))
+    application = services.model_app(running, name=name, admin_token=os.environ.get(ADMIN), largest=largest)
     services.run_service(application, host=host, port=port, certificate=certificate, key=key, behind_proxy=behind_proxy)
 
 

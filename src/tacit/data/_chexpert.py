@@ -117,7 +117,7 @@ def chexpert(
     leaves those out. Images are squeezed to `size` x `size`, and grey, in one channel or, with `colour`, in three that
     are alike, as nets pretrained on photographs take them; decoded ones stay in `memory` bytes. A file that is missing
     is left out and listed in `skipped`; one that is no image is a row of NaN, so that its patient contributes nothing
-    to a clipped sum in which it is shown. One that is gone when it is asked for, or not what it was, raises: training
+    to a clipped sum in which it is shown. One that is missing when it is read, or has changed, raises: training
     then leaves its patient out of the step, or, where steps may be replayed, stops.
 
     Args:

@@ -67,7 +67,7 @@ class ImageShape:
 
     @classmethod
     def of(cls, model: Any) -> ImageShape:
-        """What a model was trained on: size, mean, std, crop and filter, as timm or transformers tell it.
+        """What a model was trained on: size, mean, std, crop and filter, as timm or transformers report it.
 
         Args:
             model: A model of timm (`pretrained_cfg`), an image processor of transformers, or a model of transformers
@@ -108,7 +108,7 @@ class ImageFiles:
     in the data's fingerprint; one that is gone or was written to since it was first looked at raises.
 
     Args:
-        files: One file per item; they are looked for here, and decoded when they are asked for.
+        files: One file per item; they are looked for here, and decoded when they are read.
         labels: One class number per item.
         shape: What the model takes: an `ImageShape`, or a model or image processor that says it (see `ImageShape.of`;
             then what it says is printed).
@@ -301,33 +301,33 @@ def normalized(pixels: Pixels, shape: ImageShape) -> Tensor:
     return (torch.from_numpy(pixels).permute(2, 0, 1).float() / 255 - mean) / std
 
 
-def _of_timm(told: Mapping[str, Any]) -> dict[str, Any]:
-    channels, height, width = told["input_size"]
-    filtered = told.get("interpolation", "bicubic")
+def _of_timm(config: Mapping[str, Any]) -> dict[str, Any]:
+    channels, height, width = config["input_size"]
+    filtered = config.get("interpolation", "bicubic")
     return {
         "channels": channels,
         "height": height,
         "width": width,
-        "mean": tuple(told.get("mean", (0.0,))),
-        "std": tuple(told.get("std", (1.0,))),
-        "crop": float(told.get("crop_pct", 1.0)),
+        "mean": tuple(config.get("mean", (0.0,))),
+        "std": tuple(config.get("std", (1.0,))),
+        "crop": float(config.get("crop_pct", 1.0)),
         "resampling": filtered if filtered in _RESAMPLING else "bicubic",
     }
 
 
 def _of_processor(processor: Any) -> dict[str, Any]:
-    told = processor.to_dict()
-    size = told.get("crop_size") or told.get("size") or {}
+    config = processor.to_dict()
+    size = config.get("crop_size") or config.get("size") or {}
     side = size.get("height") or size.get("shortest_edge")
     if side is None:
         raise Refusal("This image processor does not say its size: give an ImageShape.")
-    mean = tuple(told.get("image_mean") or (0.5,)) if told.get("do_normalize", True) else (0.0,)
-    std = tuple(told.get("image_std") or (0.5,)) if told.get("do_normalize", True) else (1.0,)
-    resized = (told.get("size") or {}).get("shortest_edge")
-    crop = side / resized if told.get("do_center_crop") and resized and resized > side else 1.0
-    filtered = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}.get(told.get("resample", 3), "bicubic")
+    mean = tuple(config.get("image_mean") or (0.5,)) if config.get("do_normalize", True) else (0.0,)
+    std = tuple(config.get("image_std") or (0.5,)) if config.get("do_normalize", True) else (1.0,)
+    resized = (config.get("size") or {}).get("shortest_edge")
+    crop = side / resized if config.get("do_center_crop") and resized and resized > side else 1.0
+    filtered = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}.get(config.get("resample", 3), "bicubic")
     return {
-        "channels": 1 if len(mean) == 1 and told.get("image_mean") else 3,
+        "channels": 1 if len(mean) == 1 and config.get("image_mean") else 3,
         "height": side,
         "width": size.get("width") or side,
         "mean": mean,

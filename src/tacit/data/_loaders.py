@@ -86,7 +86,7 @@ def _mapped(dataset: Any) -> bool:
     """Whether items are mappings: most of the first five that can be read, so that no single one decides it."""
     votes = []
     for place in range(min(len(dataset), 5)):
-        with suppress(Exception):  # whoever cannot be read is dealt with where rows are read
+        with suppress(Exception):  # a row that cannot be read is handled where rows are read
             votes.append(isinstance(dataset[place], Mapping))
     return 2 * sum(votes) > len(votes)
 

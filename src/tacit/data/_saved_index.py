@@ -1,6 +1,6 @@
 """What was found out about video files, kept in a file: the next start looks at names, sizes and times alone.
 
-The file is as private as the videos (it tells their names and lengths), so only its owner can read it. An entry counts
+The file is as private as the videos (it holds their names and lengths), so only its owner can read it. An entry counts
 as long as the file has the size and the times that it had then; otherwise the file is looked at again.
 """
 

@@ -76,7 +76,7 @@ class TensorRecords(Groupable):
     def _own(self, owners: Ids | None, unit: str | None) -> None:
         """From now on a unit is a row, or all rows of an owner."""
         if owners is None and unit not in (None, SAMPLE):
-            raise Refusal(f"A row is a sample: for unit={unit!r} give owners, whose each row is.")
+            raise Refusal(f"A row is a sample: for unit={unit!r} give owners, one for each row.")
         if owners is not None and unit == SAMPLE:
             raise Refusal("Rows have owners, so a unit is more than a sample: say what with unit=, such as 'patient'.")
         self.unit, self.owners = SAMPLE if owners is None else named(unit or USER), owners

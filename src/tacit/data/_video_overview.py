@@ -1,7 +1,7 @@
 """What a person should know of a set of videos before anything is trained on it. For the curator, beside the data.
 
-Numbers of private videos are private, so remarks tell none: they say what to look at. Counts are given where the videos
-are declared public.
+Numbers of private videos are private, so remarks contain none: they say what to look at. Counts are given where the
+videos are declared public.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ MANY = 10  # classes from which on single videos look like a mistake in the layo
 
 
 def remarks(counts: Sequence[int], *, skipped: bool) -> list[str]:
-    """Sentences about files that were left out and classes that cannot be learnt; `counts`: units of each class."""
+    """Sentences about files that were left out and classes that cannot be learned; `counts`: units of each class."""
     said = []
     if skipped:
         said.append("Some files were left out, because they cannot be read or are no videos: .skipped lists them.")
@@ -25,7 +25,9 @@ def remarks(counts: Sequence[int], *, skipped: bool) -> list[str]:
             "video (CLASS_N/FILE), give labels of your own: VideoClips(files, labels)."
         )
     elif single:
-        said.append("Some classes have a single video, so nothing can be learnt of them: .single_classes lists them.")
+        said.append(
+            "Some classes have a single video, so they cannot be learned: .single_classes lists them."
+        )
     return said
 
 

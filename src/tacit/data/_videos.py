@@ -134,7 +134,7 @@ class VideoClips(Groupable):
         if views is not None and augment is None:
             augment = 1
         if named(unit) != VIDEO and groups is None:
-            raise Refusal(f"A file is a video: for unit={unit!r} give groups, whose each file is, or use group_by.")
+            raise Refusal(f"A file is a video: for unit={unit!r} give groups, one for each file, or use group_by.")
         self.unit = unit
         targets = torch.as_tensor(labels)
         names = [Path(file) for file in files]

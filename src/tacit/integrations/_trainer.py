@@ -176,7 +176,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         args = self.args
         if args.n_gpu > 1 or self.is_deepspeed_enabled or self.is_fsdp_enabled:
             raise ValueError(
-                "DataParallel, DeepSpeed and the Trainer's FSDP average gradients before anybody has clipped them: "
+                "DataParallel, DeepSpeed and the Trainer's FSDP average gradients before they are clipped: "
                 "start one process per device with torchrun."
             )
         if args.fp16:

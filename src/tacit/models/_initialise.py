@@ -1,4 +1,4 @@
-"""From scratch: the same architecture with nothing learnt in it."""
+"""From scratch: the same architecture with freshly initialised weights."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def _refuse_spent(ledger: Ledger, folder: Folder, subjects: list[str]) -> None:
         if others:
             raise Refusal(
                 f"Another run has charged the subject {name!r} of {ledger.url.removeprefix('sqlite:///')} already: one "
-                "budget pays for one run. Go on with that run (its folder), or give other data a ledger of their own."
+                "budget pays for one run. Resume that run (in its folder), or give other data a ledger of their own."
             )
 
 

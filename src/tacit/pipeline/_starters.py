@@ -21,7 +21,7 @@ ledger = "ledger.db"        # every charge is written here first. Keep it: it is
 _FINETUNE = """
 [finetune]
 scheme = "{scheme}"{pad}# what is trained: linear (the head alone), selective, bias, adapter, lora, full
-optimizer = "dpgd"          # everybody in every step; "dpsgd" draws batches (then give batch_size and budget.size)
+optimizer = "dpgd"          # all units in every step; "dpsgd" draws batches (then give batch_size and budget.size)
 steps = 30
 lr = {lr}
 clip = 1.0                  # the longest gradient that one {unit} may contribute

@@ -106,7 +106,7 @@ def _check_data(work: Work) -> None:
         checkpoints.write(file, found.encode(), 0o600)
     elif file.read_text("utf-8") != found:
         raise Refusal(
-            "The data is not what it was when this search began: put it back to go on, or start a new run in another "
+            "The data is not what it was when this search began: put it back to resume, or start a new run in another "
             "folder, with a ledger of its own."
         )
 

@@ -1,12 +1,12 @@
-"""Where a ledger's entries live: each verb of the ledger as one transaction.
+"""Where a ledger's entries are stored: each operation of the ledger as one transaction.
 
-``Ledger`` says what is meant and makes receipts live; a book writes it down. ``DatabaseBook`` is the one in SQLite or
-PostgreSQL; ``_remote.RemoteBook`` asks a service, which holds a ``DatabaseBook`` itself. What crosses a book is public:
-terms, events, entries, names of holders, digests of secrets. Keys of noise never do.
+``Ledger`` checks arguments and makes receipts live; a book stores the entries. ``DatabaseBook`` is the one in SQLite or
+PostgreSQL; ``_remote.RemoteBook`` calls a service, which holds a ``DatabaseBook`` itself. What crosses a book is
+public: terms, events, entries, names of holders, digests of secrets. Keys of noise never do.
 
-Formal guarantee: every verb reads and writes within one transaction that makes all other writers wait, and is on disk
-when it returns. A verb that is asked for again with the same receipt (or holder) is done once: whoever did not hear the
-answer may ask again.
+Formal guarantee: every operation reads and writes within one transaction that makes all other writers wait, and is on
+disk when it returns. Operations are idempotent: one that is repeated with the same receipt (or holder) is done once, so
+a caller whose response was lost may retry.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _SAVE = sa.update(storage.subjects).where(storage.subjects.c.name == sa.bindpara
 
 @dataclass(frozen=True, kw_only=True)
 class Charge:
-    """A charge as it is asked for.
+    """A requested charge.
 
-    ``receipt`` is chosen by whoever asks: the same one twice is one charge.
+    ``receipt`` is chosen by the caller: the same one twice is one charge.
     """
 
     receipt: str
@@ -66,7 +66,7 @@ class Charged:
 
 
 class Book(Protocol):
-    """What a ledger asks of the place where its entries are."""
+    """What a ledger needs of the place where its entries are stored."""
 
     url: str
     only: str | None  # the one subject that it shows; None: all
@@ -77,7 +77,7 @@ class Book(Protocol):
     def find(self, name: str) -> Subject | None: ...
     def subjects(self) -> list[Subject]: ...
     def standing(self, name: str) -> Subject: ...
-    def charge(self, name: str, asked: Charge) -> Charged: ...
+    def charge(self, name: str, request: Charge) -> Charged: ...
     def settle(self, receipt: str, holder: str | None, used: int, kept: dict[str, Any]) -> None: ...
     def charged(self, receipt: str) -> Charged: ...
     def made_before(self, receipt: str) -> int: ...
@@ -166,36 +166,36 @@ class DatabaseBook:
 
     # -- spending ----------------------------------------------------------------------------------------------------
 
-    def charge(self, name: str, asked: Charge) -> Charged:
+    def charge(self, name: str, request: Charge) -> Charged:
         """Reserve an event if it fits; the same receipt again is the charge that was made."""
-        event = check(from_json(asked.event), finite=True)
-        if to_json(event) != asked.event:
+        event = check(from_json(request.event), finite=True)
+        if to_json(event) != request.event:
             raise ValueError("This event is not written as tacit writes it.")
-        if not _counts(asked.event):
+        if not _counts(request.event):
             raise ValueError("This event releases nothing: there is nothing to charge.")
         if not isinstance(event, StreamDpEvent) and any(isinstance(leaf, StreamDpEvent) for leaf, _ in leaves(event)):
             raise ValueError("A stream is charged by itself, not as a part of something else.")
-        if asked.bound is not None and not 0 < asked.bound < float("inf"):
-            raise ValueError(f"A bound is above 0 and finite; got {asked.bound:g}.")
+        if request.bound is not None and not 0 < request.bound < float("inf"):
+            raise ValueError(f"A bound is above 0 and finite; got {request.bound:g}.")
         with self.transaction() as connection:
             known = _get(connection, name)
-            before = chain.find_charge(connection, asked.receipt)
+            before = chain.find_charge(connection, request.receipt)
             if before is not None:
-                return _same(known, before, asked)
+                return _same(known, before, request)
             cost = to_units(known.terms.cost(event))
-            after = _after(connection, known, asked.event, cost).marked(asked.seeded)
+            after = _after(connection, known, request.event, cost).marked(request.seeded)
             body = {
-                "event": asked.event,
+                "event": request.event,
                 "cost": cost,
                 "prices": PRICES,
-                "stage": asked.stage,
-                "note": asked.note,
-                "bound": asked.bound,
-                "seeded": asked.seeded,
+                "stage": request.stage,
+                "note": request.note,
+                "bound": request.bound,
+                "seeded": request.seeded,
                 "time": _now(),
                 "state": after.fingerprint,
             }
-            head = chain.append(connection, "charge", name, asked.receipt, canonical(body))
+            head = chain.append(connection, "charge", name, request.receipt, canonical(body))
             _save(connection, after)
         return Charged(subject=after, body=body, head=head)
 
@@ -207,7 +207,7 @@ class DatabaseBook:
             last = chain.last_lease(connection, receipt)
             if last is not None and last[0] == "settle":
                 if (last[1].get("holder"), last[1]["used"]) == (holder, used):
-                    return  # asked again, for the answer was lost
+                    return  # a retry: the response was lost
                 raise LedgerError(f"Receipt {receipt[:8]} was settled already.")
             if last is not None and last[1].get("holder") != holder:
                 raise LedgerError(f"Another process has resumed receipt {receipt[:8]}: its charge stays spent.")
@@ -330,12 +330,12 @@ def _after(connection: Connection, known: Subject, event: dict[str, Any], cost: 
     return known.plus(cost)
 
 
-def _same(known: Subject, row: sa.Row[Any], asked: Charge) -> Charged:
-    """The charge that was made under this receipt, if it is the one that is asked for."""
+def _same(known: Subject, row: sa.Row[Any], request: Charge) -> Charged:
+    """The charge that was made under this receipt, if it is the one that was requested."""
     body = json.loads(row.body)
     recorded = Charge(receipt=row.receipt, **{key: body[key] for key in ("event", "stage", "note", "bound", "seeded")})
-    if row.subject != known.name or recorded != asked:
-        raise LedgerError(f"Receipt {asked.receipt[:8]} was charged for something else.")
+    if row.subject != known.name or recorded != request:
+        raise LedgerError(f"Receipt {request.receipt[:8]} was charged for something else.")
     return Charged(subject=known, body=body, head=chain.head_of(row.seq, row.hash))
 
 

@@ -205,7 +205,7 @@ def _sampled(leaf: DpEvent, neighbours: Neighbours) -> DpEvent | None:
 
 
 def _free(plain: DpEvent) -> bool:
-    """Whether a release tells nothing: infinite noise, or a sampling rate of zero."""
+    """Whether a release reveals nothing: infinite noise, or a sampling rate of zero."""
     if isinstance(plain, dp_event.PoissonSampledDpEvent):
         return bool(plain.sampling_probability == 0) or _free(plain.event)
     return bool(math.isinf(getattr(plain, "noise_multiplier", 0.0)))

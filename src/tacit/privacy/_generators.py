@@ -19,9 +19,9 @@ _WORDS, _FIRST = 624, 24  # of the Mersenne twister in torch's CPU state, and th
 def randomness(receipt: Receipt) -> Iterator[None]:
     """For the computation of the next release's sum: global generators that go by the receipt's key, put back after.
 
-    A model in training mode draws for itself (dropout, stochastic depth), by position in the batch. Where everybody
+    A model in training mode draws for itself (dropout, stochastic depth), by position in the batch. Where every unit
     behind a missing unit gets their neighbour's mask, a sum moves by far more than one contribution, unless the masks
-    are secret: then they are as likely for everybody, and one unit more or less changes a sum by what it adds.
+    are secret: then they are as likely for every unit, and one unit more or less changes a sum by what it adds.
 
     Formal guarantee: within, torch's generators (on the CPU all 19,968 bits of the state, since a seed keeps 32),
     numpy's and Python's are secret and independent of every draw, noise and other release. The same release computed

@@ -82,6 +82,6 @@ def add(value: Tensor, noise: Tensor, grid: Grid) -> Tensor:
             steps.clamp_(-65504.0, 65504.0)
         steps.mul_(1 / grid.step).round_().nan_to_num_(0.0, 0.0, 0.0)
         fresh.mul_(grid.std / grid.step).round_().add_(steps)
-        torch.add(zero, fresh, alpha=grid.step, out=fresh)  # 0 + x: a negative zero would tell the sum's sign
+        torch.add(zero, fresh, alpha=grid.step, out=fresh)  # 0 + x: a negative zero would reveal the sum's sign
         target.copy_(fresh)
     return out.to(value.device)

@@ -233,7 +233,7 @@ class Ledger:
             LedgerError: No such subject, or the ledger cannot be written.
         """
         name = _name(subject)
-        asked = Charge(
+        request = Charge(
             receipt=uuid.uuid4().hex,
             event=to_json(check(event, finite=True)),
             stage=stage,
@@ -241,9 +241,9 @@ class Ledger:
             bound=bound,
             seeded=seed is not None,
         )
-        made = self._book.charge(name, asked)
+        made = self._book.charge(name, request)
         key = NoiseKey() if seed is None else NoiseKey((seed, name, made.subject.charges))
-        return stated(made.subject, asked.receipt, made.body, made.head).issued(key)
+        return stated(made.subject, request.receipt, made.body, made.head).issued(key)
 
     def settle(self, receipt: Receipt, used: int | None = None) -> None:
         """Return the unused part of a reservation, of which only ``used`` releases were made, and close the receipt.

@@ -6,8 +6,8 @@ Box–Muller and everything after it are float64. torch's CPU generator would ke
 of a few known coordinates would give it away.
 
 The radius of Box–Muller is sqrt(-2 log u). With u = k 2^-53 the far normals would lie on circles that are 1/(k radius)
-apart: at k < 2^20 that is visible on a grid of 2^-20, and which circles can be hit tells the sum. So a small u gets 53
-further bits, from a part of the counter of its own, and circles are nowhere further apart than 2^-42 but in the
+apart: at k < 2^20 that is visible on a grid of 2^-20, and which circles can be hit reveals the sum. So a small u gets
+53 further bits, from a part of the counter of its own, and circles are nowhere further apart than 2^-42 but in the
 innermost 2^-13 (2^-28 down to a radius of 2^-24).
 """
 
@@ -47,11 +47,11 @@ class NoiseKey:
         return key
 
     def secret(self) -> str:
-        """The key itself, for a private file. Whoever reads it can take the noise off."""
+        """The key itself, for a private file. Anyone who reads it can subtract the noise."""
         return self._key.hex()
 
     def derived(self, what: str, number: int) -> NoiseKey:
-        """A key of its own: HMAC-SHA-256, so that no stream of one tells anything about another."""
+        """A key of its own: HMAC-SHA-256, so that the stream of one reveals nothing about another."""
         derived = hmac.new(self._key, f"tacit {what} {number}".encode(), hashlib.sha256).hexdigest()
         return NoiseKey.from_secret(derived, seeded=self.seeded)
 
@@ -113,7 +113,7 @@ class NoiseKey:
         return "NoiseKey(seeded: not private)" if self.seeded else "NoiseKey(secret)"
 
     def __reduce__(self) -> str:
-        raise TypeError("A noise key stays in the process that made it: whoever has it can take the noise off.")
+        raise TypeError("A noise key stays in the process that made it: anyone who has it can subtract the noise.")
 
 
 def _box_muller(radius: Tensor, angle: Tensor, out: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ class Slot:
 
     kind: type[DpEvent]
     leaf: DpEvent
-    rate: float  # with which each unit is drawn; 1: everybody
+    rate: float  # with which each unit is drawn; 1: all units
     left: int
 
 

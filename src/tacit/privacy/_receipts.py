@@ -286,8 +286,8 @@ def check_used(receipt: Receipt) -> None:
     """Refuse a receipt from which nothing was released: no guarantee follows from noise that was never drawn."""
     if not receipt.used:
         raise ReceiptError(
-            f"Nothing was released on receipt {receipt.id[:8]}: what was computed has no noise that the charge speaks "
-            "of, so it is not private, and it is not handed out. Let every look at the data go through the receipt."
+            f"Nothing was released on receipt {receipt.id[:8]}: what was computed has none of the noise that was "
+            "charged, so it is not private, and it is not handed out. Read the data through the receipt alone."
         )
 
 

@@ -1,7 +1,7 @@
 """A ledger behind a service (``tacit ledger serve``): the same ``Ledger``, whose book is elsewhere.
 
 Formal guarantee: the service decides, in its own transaction, whether a charge fits, and answers once it is on disk;
-a receipt is live only after that answer. A question whose answer was lost is asked again under the same receipt or
+a receipt is live only after that answer. A request whose response was lost is sent again under the same receipt or
 holder, and done once. If no answer comes at all, the charge may stand, and no receipt exists for it: spent, never
 overspent. No key of noise, no private value and no data cross the network.
 """
@@ -19,7 +19,7 @@ from tacit.privacy._repricing import Underpriced
 from tacit.privacy._storage import LedgerError
 from tacit.privacy._subject import Subject
 
-PATIENCE = 120.0  # seconds for which a question is asked again
+PATIENCE = 120.0  # seconds for which a request is repeated
 _AGAIN = {429, 502, 503, 504}
 
 
@@ -29,7 +29,7 @@ class RemoteBook:
     Args:
         url: The service's address, https://….
         token: A token of the service; see ``tacit ledger token``.
-        patience: Seconds for which a question that found no answer is asked again; None: two minutes.
+        patience: Seconds for which a request without a response is repeated; None: two minutes.
     """
 
     def __init__(self, url: str, token: str | None, *, patience: float | None = None) -> None:
@@ -47,7 +47,7 @@ class RemoteBook:
         self._client = httpx.Client(
             base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=30.0, follow_redirects=False
         )
-        self.only: str | None = self._ask("GET", "/v1/head")["only"]  # a wrong address or token is found here
+        self.only: str | None = self._request("GET", "/v1/head")["only"]  # a wrong address or token is found here
 
     durable = True
 
@@ -56,74 +56,74 @@ class RemoteBook:
 
     def declare(self, subject: Subject) -> Subject:
         payload = {"name": subject.name, "terms": subject.terms_json}
-        return wire.subject_from_json(self._ask("POST", "/v1/subjects", json=payload))
+        return wire.subject_from_json(self._request("POST", "/v1/subjects", json=payload))
 
     def find(self, name: str) -> Subject | None:
-        found = self._ask("GET", "/v1/subjects", params={"name": name})["subjects"]
+        found = self._request("GET", "/v1/subjects", params={"name": name})["subjects"]
         return wire.subject_from_json(found[0]) if found else None
 
     def subjects(self) -> list[Subject]:
-        return [wire.subject_from_json(each) for each in self._ask("GET", "/v1/subjects")["subjects"]]
+        return [wire.subject_from_json(each) for each in self._request("GET", "/v1/subjects")["subjects"]]
 
     def standing(self, name: str) -> Subject:
-        return wire.subject_from_json(self._ask("GET", "/v1/standing", params={"subject": name}))
+        return wire.subject_from_json(self._request("GET", "/v1/standing", params={"subject": name}))
 
-    def charge(self, name: str, asked: Charge) -> Charged:
+    def charge(self, name: str, request: Charge) -> Charged:
         payload = {
             "subject": name,
-            "receipt": asked.receipt,
-            "event": asked.event,
-            "stage": asked.stage,
-            "note": asked.note,
-            "bound": asked.bound,
-            "seeded": asked.seeded,
+            "receipt": request.receipt,
+            "event": request.event,
+            "stage": request.stage,
+            "note": request.note,
+            "bound": request.bound,
+            "seeded": request.seeded,
         }
-        return wire.charged_from_json(self._ask("POST", "/v1/charges", json=payload))
+        return wire.charged_from_json(self._request("POST", "/v1/charges", json=payload))
 
     def settle(self, receipt: str, holder: str | None, used: int, kept: dict[str, Any]) -> None:
-        self._ask("POST", f"/v1/receipts/{receipt}/settlement", json={"holder": holder, "used": used, "kept": kept})
+        self._request("POST", f"/v1/receipts/{receipt}/settlement", json={"holder": holder, "used": used, "kept": kept})
 
     def charged(self, receipt: str) -> Charged:
-        return wire.charged_from_json(self._ask("GET", f"/v1/receipts/{receipt}"))
+        return wire.charged_from_json(self._request("GET", f"/v1/receipts/{receipt}"))
 
     def made_before(self, receipt: str) -> int:
-        return int(self._ask("GET", f"/v1/receipts/{receipt}/holder")["made_before"])
+        return int(self._request("GET", f"/v1/receipts/{receipt}/holder")["made_before"])
 
     def held(self, receipt: str) -> tuple[str, dict[str, Any]] | None:
-        payload = self._ask("GET", f"/v1/receipts/{receipt}/holder")
+        payload = self._request("GET", f"/v1/receipts/{receipt}/holder")
         return None if payload["kind"] is None else (payload["kind"], payload["body"])
 
     def give(self, receipt: str, holder: str, kind: str, upto: int | None, facts: dict[str, Any]) -> int:
         payload = {"holder": holder, "kind": kind, "upto": upto, "facts": facts}
-        return int(self._ask("POST", f"/v1/receipts/{receipt}/leases", json=payload)["upto"])
+        return int(self._request("POST", f"/v1/receipts/{receipt}/leases", json=payload)["upto"])
 
     def hand_over(self, receipt: str, holder: str, how: str, proof: str, used: int) -> tuple[int, bool]:
         payload = {"holder": holder, "how": how, "proof": proof, "used": used}
-        found = self._ask("POST", f"/v1/receipts/{receipt}/holder", json=payload)
+        found = self._request("POST", f"/v1/receipts/{receipt}/holder", json=payload)
         return int(found["upto"]), bool(found["exact"])
 
     def entries(self, subject: str | None) -> list[Entry]:
         found: list[Entry] = []
         while True:
-            asked: dict[str, Any] = {"after": found[-1].seq if found else 0}
-            page = self._ask("GET", "/v1/entries", params=asked | ({} if subject is None else {"subject": subject}))
+            query: dict[str, Any] = {"after": found[-1].seq if found else 0}
+            page = self._request("GET", "/v1/entries", params=query | ({} if subject is None else {"subject": subject}))
             found += [wire.entry_from_json(each) for each in page["entries"]]
             if not page["more"]:
                 return found
 
     def head(self) -> str:
-        return str(self._ask("GET", "/v1/head")["head"])
+        return str(self._request("GET", "/v1/head")["head"])
 
     def verify(self, head: str | None) -> tuple[int, list[Underpriced]]:
-        payload = self._ask("GET", "/v1/verification", params={} if head is None else {"head": head})
+        payload = self._request("GET", "/v1/verification", params={} if head is None else {"head": head})
         return int(payload["entries"]), [wire.underpriced_from_json(each) for each in payload["priced_too_low"]]
 
-    def _ask(self, method: str, path: str, **asked: Any) -> dict[str, Any]:
-        """Ask until there is an answer: every question may be asked again."""
+    def _request(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
+        """Send until there is a response: every request is idempotent."""
         deadline, wait = time.monotonic() + self.patience, 0.05
         while True:
             try:
-                answer = self._client.request(method, path, **asked)
+                answer = self._client.request(method, path, **arguments)
                 if answer.status_code not in _AGAIN:
                     return self._read(answer)
                 wait = max(wait, _seconds(answer.headers.get("Retry-After", "")))
@@ -131,7 +131,7 @@ class RemoteBook:
                 pass
             if time.monotonic() + wait > deadline:
                 raise LedgerError(
-                    f"The ledger {self.url} does not answer. If a charge was asked for, it may have been made, and "
+                    f"The ledger {self.url} does not answer. If a charge was requested, it may have been made, and "
                     "nothing was released on it."
                 )
             time.sleep(wait * (0.5 + secrets.randbelow(1000) / 1000))  # many clients, not all at once
@@ -149,10 +149,10 @@ class RemoteBook:
         raise LedgerError(f"The ledger {self.url} refused with {answer.status_code}.")
 
 
-def _seconds(told: str) -> float:
-    """What Retry-After asks for in seconds; 0 where it is a date, as a proxy may write it, or no number."""
+def _seconds(header: str) -> float:
+    """Retry-After in seconds; 0 where it is a date, as a proxy may write it, or no number."""
     try:
-        seconds = float(told)
+        seconds = float(header)
     except ValueError:
         return 0.0
     return seconds if seconds >= 0 else 0.0

@@ -39,7 +39,7 @@ def remember(receipt: Receipt) -> None:
 
 
 def overtake(receipt_id: str) -> None:
-    """Take the rest of its lease from whoever held the receipt in this process: two would draw the same noise."""
+    """Revoke the lease of the receipt's earlier holder in this process: two holders would draw the same noise."""
     old = _newest.get(receipt_id)
     if old is not None:
         old._state.overtake()

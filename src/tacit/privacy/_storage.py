@@ -66,7 +66,7 @@ MIGRATIONS: dict[int, Callable[[Connection], None]] = {1: _by_subject}
 
 
 class LedgerError(Exception):
-    """The ledger cannot be used as asked; the message says why and what to do."""
+    """The ledger cannot be used as requested; the message says why and what to do."""
 
 
 def digest(seq: int, kind: str, subject: str, receipt: str | None, body: str, previous: str) -> str:
@@ -94,7 +94,7 @@ def connect(url: str, *, create: bool) -> Engine:
             raise LedgerError("PostgreSQL ledgers need a driver: pip install 'tacit[postgres]'.") from None
         sa.event.listen(engine, "connect", _durable_postgres)
         return engine
-    raise LedgerError(f"A ledger lives in SQLite or PostgreSQL, not in {parsed.get_backend_name()}.")
+    raise LedgerError(f"A ledger is stored in SQLite or PostgreSQL, not in {parsed.get_backend_name()}.")
 
 
 def _sqlite(url: URL, create: bool) -> Engine:

@@ -22,7 +22,7 @@ def canonical(value: Any) -> str:
 
 
 class OtherTerms(LedgerError, ValueError):
-    """A subject of that name exists, and what it declared is not what is asked of it."""
+    """A subject of that name exists, declared with other terms than those requested."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +85,8 @@ class Subject:
         terms, wanted = self.terms, (Unit(unit), Neighbours(neighbours))
         if (terms.unit, terms.neighbours) != wanted:
             raise OtherTerms(
-                f"The subject {self.name} promises something to a {terms.unit} under {terms.neighbours.value}, and "
-                f"asked for are other terms, a {wanted[0]} under {wanted[1].value}: they must agree."
+                f"The subject {self.name} promises something to a {terms.unit} under {terms.neighbours.value}, but "
+                f"a {wanted[0]} under {wanted[1].value} was requested: the terms must agree."
             )
 
     @property

@@ -29,7 +29,7 @@ blocks costs the same as one. A unit with k > 1 that can meet several blocks whi
 more than in one block: charge `sensitivity(k, b, blocks=...)`, where neighbouring blocks that fit into one horizon
 count once.
 
-The state of a mixer is noise that was added to releases. It is **private**: whoever holds it can take the noise off.
+The state of a mixer is noise that was added to releases. It is **private**: anyone who holds it can subtract the noise.
 """
 
 from collections.abc import Mapping

@@ -128,7 +128,7 @@ class GaussianStream:
         bounds = _bounds(total)
         with self._lock:
             if self.receipt._state.stream is not self:
-                raise ReceiptError("Another noise stream was opened on this receipt: go on with that one.")
+                raise ReceiptError("Another noise stream was opened on this receipt: use that one.")
             event, release, key = consume(self.receipt, type(self.receipt.event), _joint(bounds))
             fixed = _grids(total, bounds, event.noise_multiplier, noise, self.sensitivity)
             mixer = self.strategy.mixer() if self._over(event, release) else self._mixer
@@ -314,7 +314,7 @@ def bound_of(query: GridSum, norm: Norm, receipt: Receipt) -> float:
     distributions takes contributions as distances from zero: the middle of [low, high] will not do there.
     """
     if not isinstance(query, GridSum):
-        raise ReceiptError("A query carries its bounds: make it with tacit.privacy._queries.grid_sum.")
+        raise ReceiptError("A query carries its bounds: make it with tacit.privacy.grid_sum.")
     if not isinstance(receipt, Receipt) or is_sampled(receipt.event):
         return query.bound(norm, Neighbours.ADD_REMOVE)
     return query.bound(norm, receipt.neighbours)

@@ -15,7 +15,7 @@ delta)-DP. This is what the accountant charges, and it holds provided that
 
 - the trials are independent runs of one fixed randomised mechanism. Its settings are drawn inside, from a
   distribution that depends neither on the data nor on other trials (``SelectionTrial.uniforms``): a public list gone
-  through in order would tell by the winner's place how many trials there were. Different settings may mean different
+  through in order would reveal by the winner's place how many trials there were. Different settings may mean different
   releases, as long as none costs more than the inner event (``SelectionTrial.pay``): a mixture diverges no more than
   its worst part;
 - the score is a part of what a trial releases: noisy, on the trial's own receipt. An exact score is not covered;
@@ -53,7 +53,7 @@ _DIGITS = 60
 
 
 class SelectionTrial:
-    """One run of a search. It tells neither its place nor how many there are."""
+    """One run of a search. It reveals neither its place nor how many there are."""
 
     def __init__(self, search: Receipt, key: NoiseKey) -> None:
         self._search, self._key = search, key

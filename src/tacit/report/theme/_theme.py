@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 WIDTH = 9.0  # inches: 900 pixels in a page, with text of about 13 pixels
 INK, MUTED, FAINT, GRID, PAPER = "#22252b", "#676c75", "#b9bec6", "#e3e6ea", "#fefefe"
-# After Okabe and Ito (2008): told apart with every kind of colour vision; the marks differ as well.
+# After Okabe and Ito (2008): distinguishable with every kind of colour vision; the marks differ as well.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5559b", "#e69f00", "#56a4d9", "#7a5c2e")
 MARKS = ("o", "s", "D", "^", "v", "P", "X")
 
