@@ -25,9 +25,7 @@ def remarks(counts: Sequence[int], *, skipped: bool) -> list[str]:
             "video (CLASS_N/FILE), give labels of your own: VideoClips(files, labels)."
         )
     elif single:
-        said.append(
-            "Some classes have a single video, so they cannot be learned: .single_classes lists them."
-        )
+        said.append("Some classes have a single video, so they cannot be learned: .single_classes lists them.")
     return said
 
 
