@@ -21,7 +21,7 @@ from rich.console import Console
 from torch import nn
 
 from models import ViT
-from paired import Bar, Result, Row, Step, evaluator, machine, paired_ratio, peak_memory, time_rounds
+from paired import THREADS, Bar, Result, Row, Step, evaluator, machine, paired_ratio, peak_memory, time_rounds
 from tables import markdown, save, show
 from tacit import adapt
 from tacit.adapt import DP, Adapter, Clip, Method
@@ -64,7 +64,7 @@ def adapter(name: str, arm: str, model: nn.Module) -> Adapter:
 
 def build(name: str, arm: str, rows: int = ROWS) -> Step:
     """A step on a ViT of 192 x 6 whose predictions are neither certain nor even, so that filters keep some rows."""
-    torch.set_num_threads(2)
+    torch.set_num_threads(THREADS)
     torch.manual_seed(0)
     model = ViT()
     with torch.no_grad():
@@ -81,12 +81,14 @@ def run(
     arms: Sequence[str] = ARMS,
     bars: Sequence[Bar] | None = None,
     budget: float = float("inf"),
+    rows: int = ROWS,
 ) -> Result:
     """After `budget` seconds no further round begins, except that there are always three."""
-    steps = {arm: build(name, arm) for arm in arms}
+    steps = {arm: build(name, arm, rows) for arm in arms}
     seconds = time_rounds(steps, rounds=rounds, budget=budget)
     peaks = {
-        arm: peak_memory(partial(build, name, arm), partial(build, name, arm, 2), preload=("torch",)) for arm in arms
+        arm: peak_memory(partial(build, name, arm, rows), partial(build, name, arm, 2), preload=("torch",))
+        for arm in arms
     }
     found = {
         arm: Row(
@@ -97,7 +99,7 @@ def run(
     null = found[NULL].ratio
     deviation = abs(null.median - 1) if null else 0.0
     verdicts = [evaluator(bar, found, deviation) for bar in (BARS.get(name, ()) if bars is None else bars)]
-    title = f"{METHODS[name]().name}, LayerNorms of a ViT 192x6, batch {ROWS}"
+    title = f"{METHODS[name]().name}, LayerNorms of a ViT 192x6, batch {rows}"
     return Result(name, title, TWIN, list(found.values()), verdicts, deviation)
 
 
@@ -110,9 +112,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="the tables for docs/benchmarks.md")
     options, _ = parser.parse_known_args(argv)
     warnings.simplefilter("ignore")
-    torch.set_num_threads(2)
+    torch.set_num_threads(THREADS)
     console = Console(width=140)
-    where = {**machine(), "torch": torch.__version__, "threads": "2"}
+    where = {**machine(), "torch": torch.__version__, "threads": str(THREADS)}
     results = []
     for name in options.method or METHODS:
         results.append(run(name, 4 if options.quick else options.rounds))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from paired import Bar, RefusedError, Step
+from paired import THREADS, Bar, RefusedError, Step
 
 DEVICE = "cpu"  # where models and batches are; `gradients.py --device` sets it
 Batch = tuple[Tensor, ...]
@@ -50,7 +50,7 @@ class Problem:
     rows: int | None = None
 
     def __post_init__(self) -> None:
-        torch.set_num_threads(2)
+        torch.set_num_threads(THREADS)
         torch.manual_seed(0)
         object.__setattr__(self, "model", self.work.model().train().to(DEVICE))
         object.__setattr__(self, "batch", tuple(t.to(DEVICE) for t in self.work.batch(self.rows or self.work.rows)))

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -34,7 +35,7 @@ from arms import Batch, Work, build
 from bars_page import page, section
 from counted import Count, count
 from models import ViT
-from paired import Bar, Result, Step, machine
+from paired import THREADS, Bar, Result, Step, machine
 from tables import show
 
 ROUNDS = 40
@@ -75,14 +76,14 @@ def epoch_of(work: loops.Epoch, share: float, bars: tuple[Bar, ...], *, every: i
     return Line(work.name, share, run, partial(loops.epoch_of, work))
 
 
-def adaptation_of(method: str, share: float) -> Line:
+def adaptation_of(method: str, share: float, examples: int) -> Line:
     arms = (adapt.TWIN, adapt.NULL, "private")
 
     def run(rounds: int, budget: float, console: Console) -> Result:
         with console.status(f"{method}: {rounds} rounds"):
-            return adapt.run(method, rounds, arms=arms, bars=(Bar(1.05, arm="private"),), budget=budget)
+            return adapt.run(method, rounds, arms=arms, bars=(Bar(1.05, arm="private"),), budget=budget, rows=examples)
 
-    return Line(method, share, run, partial(adapt.build, method), (adapt.TWIN, "private"))
+    return Line(method, share, run, partial(adapt.build, method, rows=examples), (adapt.TWIN, "private"))
 
 
 def tiny() -> nn.Module:
@@ -94,13 +95,26 @@ def large_images(rows: int) -> Batch:
     return (torch.randn(rows, 3, 224, 224),)
 
 
-def lines() -> dict[str, Line]:
-    steps = gradients.works()
+def smaller(work: Work) -> Work:
+    """An eighth of the rows, two units at least: for a smoke test."""
+    rows = max(work.rows // 8, 2 * work.unit_size)
+    work = replace(work, rows=rows, check_rows=work.check_rows and min(work.check_rows, rows))
+    return replace(work, expected=max(work.expected // 8, 1)) if isinstance(work, loops.Epoch) else work
+
+
+def lines(*, small: bool = False) -> dict[str, Line]:
+    """Every row by its name; `small` ones have an eighth of the examples."""
+    everything = _lines(smaller if small else lambda work: work, adapt.ROWS // 8 if small else adapt.ROWS)
+    return {line.name: line for line in everything}
+
+
+def _lines(sized: Callable[[Any], Any], rows: int) -> tuple[Line, ...]:
+    steps = {name: sized(work) for name, work in gradients.works().items()}
     title = "LayerNorms only, test-time entropy step, ViT-Ti/16 at 224 x 224, batch 8"
     at_224 = Work("norms-ti-8", title, tiny, large_images, gradients.entropy, 8, gradients.STANDARD, (Bar(1.06),))
     hooks = Bar(1.0, against="opacus hooks", ahead=True)
-    fine, texts = finetune.works(), text.works()
-    everything = (
+    fine, texts = sized(finetune.works()["linear"]), {n: sized(work) for n, work in text.works().items()}
+    return (
         step_of(steps["vit-64"], 9),
         step_of(steps["vit-256"], 9, peers=()),
         step_of(steps["bert"], 10),
@@ -108,15 +122,14 @@ def lines() -> dict[str, Line]:
         step_of(steps["norms-64"], 6),
         step_of(steps["norms-8"], 3, every=4),
         step_of(steps["norms-1"], 2, every=2),
-        step_of(at_224, 6, peers=()),
-        *(adaptation_of(method, 5) for method in ("tent", "eata", "sar", "deyo", "deyo-come")),
+        step_of(sized(at_224), 6, peers=()),
+        *(adaptation_of(method, 5, rows) for method in ("tent", "eata", "sar", "deyo", "deyo-come")),
         step_of(steps["probe"], 3, peers=("opacus ghost",)),
-        epoch_of(fine["linear"], 3, (Bar(1.3),), name="linear-epoch"),
+        epoch_of(fine, 3, (Bar(1.3),), name="linear-epoch"),
         epoch_of(texts["lora"], 10, (Bar(1.08), hooks), name="lora-epoch"),
         epoch_of(texts["selective"], 8, (Bar(1.08), hooks), name="selective-epoch"),
         step_of(steps["units"], 8, peers=()),
     )
-    return {line.name: line for line in everything}
 
 
 def counts(line: Line) -> tuple[Count, Count]:
@@ -130,16 +143,17 @@ def main() -> None:
     known = lines()
     parser.add_argument("--row", nargs="+", choices=[*known, "growth"], metavar="NAME", help=", ".join(known))
     parser.add_argument("--minutes", type=float, default=13.0, help="of timed rounds, over all rows")
-    parser.add_argument("--quick", action="store_true", help="three rounds: a smoke test, not a measurement")
+    parser.add_argument("--quick", action="store_true", help="three rounds of an eighth of the examples: a smoke test")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep rows here; what it has is not run again")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the section between its marks in this page")
     options = parser.parse_args()
+    known = lines(small=options.quick)
     warnings.simplefilter("ignore")
-    torch.set_num_threads(2)
+    torch.set_num_threads(THREADS)
     console = Console(width=140)
     start = time.perf_counter()
     kept = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
-    kept.setdefault("machine", {**machine(), "torch": torch.__version__, "threads": "2"})
+    kept.setdefault("machine", {**machine(), "torch": torch.__version__, "threads": str(THREADS)})
     kept.setdefault("rows", {})
     chosen = [known[name] for name in options.row or known if name != "growth"]
     whole = sum(line.share for line in known.values())

@@ -28,6 +28,7 @@ import arms
 from arms import Batch, Work, build, device_peak, difference, one_by_one
 from models import Bert, ConvNeXt, ViT
 from paired import (
+    THREADS,
     Bar,
     RefusedError,
     Result,
@@ -294,9 +295,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="the tables for docs/benchmarks.md")
     options = parser.parse_args(argv)
     arms.DEVICE = options.device
-    torch.set_num_threads(2)
+    torch.set_num_threads(THREADS)
     console = Console(width=140)
-    where = {**machine(), "torch": torch.__version__, "threads": "2"}
+    where = {**machine(), "torch": torch.__version__, "threads": str(THREADS)}
     jax_python: Path | str = "left out" if options.no_jax or options.no_peers else jax_environment()
     if options.quick:
         console.print("A smoke test of four rounds: the ratios are rough and the verdicts mean nothing.")

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from arms import Batch, Problem, Sum, Work, difference, one_by_one
 from gradients import TOLERANCE, row
-from paired import Bar, RefusedError, Result, Step, evaluator, explain, machine, peak_memory, time_rounds
+from paired import THREADS, Bar, RefusedError, Result, Step, evaluator, explain, machine, peak_memory, time_rounds
 from tables import markdown, save, show
 from tacit.data import TensorRecords
 from tacit.data._records import Records
@@ -307,9 +307,15 @@ def suite(
     rounds = 4 if options.quick else options.rounds
     if rounds > EPOCHS - 10:
         parser.error(f"at most {EPOCHS - 10} rounds: the noise is that of {EPOCHS} epochs.")
-    torch.set_num_threads(2)
+    torch.set_num_threads(THREADS)
     console = Console(width=140)
-    where = {**machine(), "torch": torch.__version__, "opacus": opacus.__version__, **(versions or {}), "threads": "2"}
+    where = {
+        **machine(),
+        "torch": torch.__version__,
+        "opacus": opacus.__version__,
+        **(versions or {}),
+        "threads": str(THREADS),
+    }
     if options.quick:
         console.print("A smoke test of four rounds: the ratios are rough and the verdicts mean nothing.")
     results = []

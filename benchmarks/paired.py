@@ -34,6 +34,7 @@ Build = Callable[[], Step]
 Seconds = list[float | None]  # one entry per round; None where the arm sat the round out
 
 GIB = 2**30
+THREADS = min(2, len(os.sched_getaffinity(0)))  # of torch: two, where there are two cores to be had
 
 
 class RefusedError(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from tacit.gradients import Engine
 from tacit.gradients import _grad_factors as factors
 from tacit.gradients import _kernels as kernels
-from tacit.gradients._norms import _ghost, _ghost_in_place, ghost_norms
+from tacit.gradients._norms import _ghost, _ghost_in_place, ghost_norms, square_norms
 from tacit.gradients.layers._norm import in_products
 
 compiled = pytest.mark.skipif(not kernels.kernels_in_use(), reason="needs a C compiler")
@@ -147,6 +148,33 @@ def test_what_float32_is_too_narrow_for_is_infinite(odd: float) -> None:
     v[1, 3, 4] = odd
     found = _ghost_in_place(u, v, 5)
     assert torch.equal(torch.isinf(found), torch.tensor([False, True, False]))
+
+
+@compiled
+@pytest.mark.parametrize("shape", [(1, 1), (3, 15), (4, 16), (5, 33), (2, 4992), (512, 100)])
+@pytest.mark.parametrize("scale", [1.0, 1e-42, 1e-30, 1e37])
+def test_square_norms_of_rows(shape: tuple[int, int], scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(shape[1])
+    values = torch.randn(shape) * scale
+    strided = torch.randn(shape[0], shape[1] + 3)[:, 1:-2].copy_(values)
+    found = square_norms(values)
+    for row, norm in zip(values[:9].tolist(), found.tolist(), strict=False):
+        true = sum(Fraction(x) ** 2 for x in row)
+        assert true <= Fraction(norm) <= true * (1 + Fraction(1, 10**11)) + Fraction(1, 10**70)
+    assert torch.equal(found, square_norms(strided))
+    assert torch.equal(found[-1:], square_norms(values[-1:]))
+    monkeypatch.setattr(kernels, "square_norms", lambda _: None)
+    assert torch.allclose(square_norms(values), found, rtol=1e-5, atol=1e-33)
+
+
+@compiled
+def test_square_norms_of_odd_rows() -> None:
+    values = torch.ones(4, 40)
+    values[1, 7], values[2, 39] = torch.nan, -torch.inf
+    found = square_norms(values, repair=False)
+    assert torch.equal(torch.isfinite(found), torch.tensor([True, False, False, True]))
+    assert float(found[0]) == float(square_norms(torch.ones(1, 40)))
+    assert kernels.square_norms(values.T) is None
 
 
 @pytest.fixture

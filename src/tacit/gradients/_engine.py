@@ -20,7 +20,7 @@ from tacit.gradients._isolation import Loss, RowsMixed, buffers_of, put_back, un
 from tacit.gradients._numbers import plain_numbers
 from tacit.gradients._parameter_swap import ParameterSwap, refuse_live_statistics
 from tacit.gradients._recorder import Plan, Recorder, UnsupportedPattern
-from tacit.gradients._result import ClippedSum, ClippedSumAccumulator
+from tacit.gradients._result import ClippedSum, ClippedSumAccumulator, without_autocast
 from tacit.gradients._spot import check_unit, due
 from tacit.gradients._synthetic import varies
 from tacit.gradients._traced_parameter import plain
@@ -225,7 +225,7 @@ class Engine:
         return current != {id(p) for p in self._slots.parameters.values()}
 
     def _tally(self, policy: Policy, units: int) -> ClippedSumAccumulator:
-        return ClippedSumAccumulator(policy, {n: wide(p.detach()) for n, p in self._slots.parameters.items()}, units)
+        return ClippedSumAccumulator(policy, self._slots.parameters, units)
 
     def _rows_at_once(self, batch: Any, rows: int | None = None) -> int:
         """As the user says; else on a CPU so many that what is kept stays near the caches, which is faster as well."""
@@ -269,7 +269,7 @@ class Engine:
             if outputs is not None:
                 recorder.outputs = plain(outputs).detach()
             recorder.forward_done(losses)
-            with torch.autocast(losses.device.type, enabled=False):
+            with without_autocast(losses.device):
                 if losses.requires_grad:
                     torch.autograd.backward(losses, torch.ones_like(losses))
                 with torch.no_grad():
@@ -291,7 +291,8 @@ class Engine:
         if self._plan.by_row or self._plan.folds.get(row_shapes(batch)) is None:
             return None, part, local, ~odd
         try:
-            recorder, losses = self._watch(rows_of(batch, part, grouped.rows), local)
+            whole = grouped.trivial and part.numel() == grouped.rows  # in order, then
+            recorder, losses = self._watch(batch if whole else rows_of(batch, part, grouped.rows), local)
             return recorder, losses, local, odd
         except OF_THE_MACHINE:
             raise

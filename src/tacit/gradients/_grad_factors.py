@@ -161,12 +161,13 @@ class Factored:
         # In chunks, because a large copy costs more to allocate than to compute.
         length = max(u.shape[1], 1)
         step = max(1, min(_CHUNK // (length * max(u.shape[2], v.shape[2], 1)), _RUN // length))
-        total = weights.new_zeros(u.shape[2], v.shape[2])
+        total: Tensor | None = None
         for us, vs, ws in zip(torch.split(u, step), torch.split(v, step), torch.split(per_row, step), strict=True):
             us, vs = us.double(), vs.double()
             us, vs = (us * ws, vs) if u.shape[2] <= v.shape[2] else (us, vs * ws)
-            total.addmm_(us.flatten(0, 1).T, vs.flatten(0, 1))
-        return total.reshape(self.shape)
+            left, right = us.flatten(0, 1).T, vs.flatten(0, 1)
+            total = left @ right if total is None else total.addmm_(left, right)
+        return (weights.new_zeros(u.shape[2], v.shape[2]) if total is None else total).reshape(self.shape)
 
     def _run(self) -> int:
         """How many positions of a row to multiply in float32 before adding in float64; 0: all in float64.
@@ -193,11 +194,13 @@ class Factored:
         if left_out is not None:
             left_out = left_out[units.of_row]
         add = _kernels.weighted_sum if _kernels.serves(u, v) else _few if u.device.type == "cpu" else _many
-        total = weights.new_zeros(u.shape[2], v.shape[2])
-        step = max(1, _RUN // math.ceil(u.shape[1] / run))
+        total, step = None, max(1, _RUN // math.ceil(u.shape[1] / run))
         for i in range(0, len(u), step):
             some = slice(i, i + step)
-            total += add(u[some], v[some], weights[some], None if left_out is None else left_out[some], run)
+            found = add(u[some], v[some], weights[some], None if left_out is None else left_out[some], run)
+            total = found if total is None else total.add_(found)
+        if total is None:
+            total = weights.new_zeros(u.shape[2], v.shape[2])
         if large is not None:  # too large for float32
             for row in torch.nonzero(large[units.of_row]).flatten():
                 total += (u[row].double() * weights[row]).T @ v[row].double()

@@ -258,11 +258,13 @@ def _named_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     stack = [("", model)]
     while stack:
         prefix, module = stack.pop()
-        for name, buffer in module._buffers.items():
-            if buffer is not None and id(buffer) not in seen:
-                seen.add(id(buffer))
-                yield prefix + name, buffer
-        stack += [(f"{prefix}{key}.", child) for key, child in module._modules.items() if child is not None]
+        if module._buffers:
+            for name, buffer in module._buffers.items():
+                if buffer is not None and id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    yield prefix + name, buffer
+        if module._modules:
+            stack += [(f"{prefix}{key}.", child) for key, child in module._modules.items() if child is not None]
 
 
 def caches_of(model: nn.Module) -> list[dict[Any, Any]]:

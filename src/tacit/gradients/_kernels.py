@@ -1,4 +1,4 @@
-"""Three kernels in C for CPUs, `kernels.c`, compiled at first use where there is a C compiler; torch serves elsewhere.
+"""Four kernels in C for CPUs, `kernels.c`, compiled at first use where there is a C compiler; torch serves elsewhere.
 
 Per-unit products in float32 whose sum is float64 have no counterpart in torch: there each product is written to
 memory, read again and converted, which costs as much as the product. The kernels have the bounds of the code that they
@@ -29,7 +29,7 @@ from torch import Tensor
 from tacit._files import replacing
 
 LONGEST = 128  # positions in one product, as in kernels.c
-LANES, TERMS = 8, 1024  # of a scalar product: side by side, and at a time in float32
+LANES, TERMS = (8, 16), 1024  # of a scalar product: side by side (by processor), and at a time in float32
 _SOURCE = Path(__file__).with_name("kernels.c")
 _OPTIONS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC")
 _SECONDS = 120  # that a compiler may take
@@ -57,7 +57,7 @@ def weighted_sum(u: Tensor, v: Tensor, weights: Tensor, left_out: Tensor | None,
     (rows, positions, m), k = u.shape, v.shape[2]
     if run > LONGEST:
         raise ValueError(f"At most {LONGEST} positions are multiplied at a time, not {run}.")
-    total = torch.zeros(m, k, dtype=torch.float64)
+    total = torch.empty(m, k, dtype=torch.float64)
     weights = weights.contiguous()
     skip = torch.zeros(rows, dtype=torch.bool) if left_out is None else left_out.contiguous()
     given = (*_described(u), *_described(v), weights.data_ptr(), skip.data_ptr(), rows, positions, run, k)
@@ -80,18 +80,65 @@ def ghost(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def norm_sums(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     """For each n: sum_t g_t (x_t - mean_t) rstd_t and sum_t g_t, entry by entry; mean and rstd (rows, positions)."""
     rows, positions, width = g.shape
-    gain, shift = torch.empty(2, rows, width)
     mean, rstd = mean.contiguous(), rstd.contiguous()
-    given = (*_described(g), *_described(x), mean.data_ptr(), rstd.data_ptr(), positions, width)
+    return _norm_sums(_described(g), _described(x), mean, rstd, rows, positions, width)
+
+
+def contiguous_norm_sums(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, rows: int) -> tuple[Tensor, Tensor] | None:
+    """`norm_sums` over the last dimension of tensors as they come, without a view of any; None: they do not suit."""
+    if not (
+        g.dtype == x.dtype == mean.dtype == torch.float32
+        and g.device.type == "cpu"
+        and type(g) is type(x) is Tensor
+        and g.is_contiguous()
+        and x.is_contiguous()
+        and g.shape == x.shape
+        and g.numel()
+        and kernels_in_use()
+    ):
+        return None
+    width = g.shape[-1]
+    positions = g.numel() // (rows * width)
+    across = positions * width, width
+    return _norm_sums((g.data_ptr(), *across), (x.data_ptr(), *across), mean, rstd, rows, positions, width)
+
+
+def _norm_sums(
+    g: tuple[int, int, int], x: tuple[int, int, int], mean: Tensor, rstd: Tensor, rows: int, positions: int, width: int
+) -> tuple[Tensor, Tensor]:
+    gain, shift = torch.empty(rows, width), torch.empty(rows, width)
+    given = (*g, *x, mean.data_ptr(), rstd.data_ptr(), positions, width)
     into = (gain.data_ptr(), shift.data_ptr())
-    call = _function("tacit_norm_sums")
-    _share(rows, 2 * g.numel(), lambda first, last: call(*given, first, last, *into))
+    call, work = _function("tacit_norm_sums"), 2 * rows * positions * width
+    if work < _ALONE:
+        call(*given, 0, rows, *into)
+    else:
+        _share(rows, work, lambda first, last: call(*given, first, last, *into))
     return gain, shift
+
+
+def square_norms(values: Tensor) -> Tensor | None:
+    """The sum of squares of every row of a matrix, in float64, where each square is exact; None: it does not suit."""
+    if not (
+        values.dtype == torch.float32
+        and values.device.type == "cpu"
+        and type(values) is Tensor
+        and values.numel()
+        and values.stride(1) == 1
+        and kernels_in_use()
+    ):
+        return None
+    rows, width = values.shape
+    found = torch.empty(rows, dtype=torch.float64)
+    given = (values.data_ptr(), values.stride(0), width)
+    call = _function("tacit_square_norms")
+    _share(rows, values.numel(), lambda first, last: call(*given, first, last, found.data_ptr()))
+    return found
 
 
 def roundings(width: int) -> int:
     """How often `ghost` rounds on the way to one scalar product of so many terms: a lane, the lanes, what is left."""
-    return min(width, TERMS) // LANES + 3 + min(width, LANES - 1) + 1
+    return max(min(width, TERMS) // n + n.bit_length() - 1 + min(width, n - 1) + 1 for n in LANES)
 
 
 def _described(t: Tensor) -> tuple[int, int, int]:
@@ -129,6 +176,7 @@ def _function(name: str) -> Callable[..., None]:
         "tacit_weighted_sum": (*tensor, *tensor, pointer, pointer, *[size] * 6, pointer),
         "tacit_ghost": (*tensor, size, *tensor, size, *[size] * 3, pointer, pointer, pointer),
         "tacit_norm_sums": (*tensor, *tensor, pointer, pointer, *[size] * 4, pointer, pointer),
+        "tacit_square_norms": (pointer, *[size] * 4, pointer),
     }[name]
     return function  # type: ignore[no-any-return]
 

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 _PLAIN = (bool, int, float, str)
+_SIMPLE = frozenset(_PLAIN)
 _DEPTH = 3  # functions that call functions
 _LONGEST = 32  # of a list, tuple or dictionary
 
@@ -24,9 +25,13 @@ def plain_numbers(model: nn.Module, loss: Any) -> tuple[Any, ...]:
     stack = [model]
     while stack:
         module = stack.pop()
-        stack += [child for child in module._modules.values() if child is not None]
+        if module._modules:
+            stack += [child for child in module._modules.values() if child is not None]
         for value in module.__dict__.values():
-            if type(value) in _PLAIN or type(value) is tuple:
+            kind = type(value)
+            if kind in _SIMPLE:
+                found.append(value)
+            elif kind is tuple:
                 found += _flat(value)
     found += _reached(loss, _DEPTH, {id(model)})
     return tuple(found)

@@ -17,6 +17,7 @@ from tacit.gradients._recorder import Recorder, UnsupportedPattern
 from tacit.gradients._traced_parameter import TracedParameter, plain
 from tacit.gradients.layers import _attention as attention
 from tacit.gradients.layers import _experts as experts
+from tacit.gradients.layers import _norm as norm_layers
 from tacit.gradients.layers import _recurrent as recurrent
 from tacit.gradients.layers import _timesformer as timesformer
 
@@ -36,11 +37,17 @@ class ParameterSwap:
         names = {id(p): n for n, p in self.parameters.items()}
         self._places: list[tuple[dict[str, Any], str, str]] = []
         self._rewritten: list[tuple[nn.Module, Any]] = []
+        self._norms: list[tuple[nn.LayerNorm, str | None, str | None]] = []
+        traced = any(getattr(m, "_compiled_call_impl", None) or hasattr(m, "_orig_mod") for m in model.modules())
         for module in model.modules():
             if isinstance(module, torch.jit.ScriptModule):
                 continue
             here = [(key, names[id(p)]) for key, p in module._parameters.items() if id(p) in names]
             self._places += [(module._parameters, key, name) for key, name in here]
+            own = dict(here)
+            affine = type(module).forward is nn.LayerNorm.forward and {"weight", "bias"} <= module._parameters.keys()
+            if affine and own and not traced:  # torch.compile would start anew at each step
+                self._norms.append((module, own.get("weight"), own.get("bias")))  # type: ignore[arg-type]
             written_out = _written_out(module)
             if written_out and any(p.requires_grad for p in module.parameters()):
                 self._rewritten.append((module, written_out))
@@ -73,7 +80,8 @@ class ParameterSwap:
         known, stack = self._known, [model]  # at every step: a plain walk, several times faster than modules()
         while stack:
             module = stack.pop()
-            stack += [child for child in module._modules.values() if child is not None]
+            if module._modules:
+                stack += [child for child in module._modules.values() if child is not None]
             for q in module._parameters.values():
                 if q is not None and q.requires_grad and id(q) not in known:
                     return [n for n, q in model.named_parameters() if q.requires_grad and id(q) not in known]
@@ -84,7 +92,8 @@ class ParameterSwap:
         found, stack = [], [model]
         while stack:
             module = stack.pop()
-            stack += [child for child in module._modules.values() if child is not None]
+            if module._modules:
+                stack += [child for child in module._modules.values() if child is not None]
             found.append((id(module), module.training))
         return tuple(found)
 
@@ -105,6 +114,9 @@ class ParameterSwap:
         rewritten = [
             (m, forward) for m, forward in self._rewritten if "forward" not in m.__dict__
         ]  # else the user's own
+        norms = []
+        if not recorder.plan.learning:
+            norms = [each for each in self._norms if "forward" not in each[0].__dict__]
         stray = None
         try:
             drop(self._caches)
@@ -114,6 +126,10 @@ class ParameterSwap:
                 places[key] = handles[name]
             for module, forward in rewritten:
                 module.__dict__["forward"] = partial(forward, module)
+            for norm, weight, bias in norms:
+                use = (recorder, *(None if name is None else handles[name].target for name in (weight, bias)))
+                names = tuple(name for name in (weight, bias) if name is not None)
+                norm.__dict__["forward"] = partial(norm_layers.forward, norm, use, names)
             yield
             stray = next((name for name, p, _ in kept if p.grad is not None), None)
         finally:
@@ -121,6 +137,8 @@ class ParameterSwap:
                 places[key] = self.parameters[name]
             for module, _ in rewritten:
                 module.__dict__.pop("forward", None)
+            for norm, _, _ in norms:
+                norm.__dict__.pop("forward", None)
             for _, p, grad in kept:
                 p.grad = grad
             recorder.closed = True

@@ -110,6 +110,12 @@ class Recorder:
                 self.plan.served.setdefault(name, rule)
         return target
 
+    def count_uses(self, names: tuple[str, ...]) -> None:
+        """As `uses`, once everything is learnt."""
+        if self._forward:
+            for name in names:
+                self._uses[name] += 1
+
     def without_rule(self, func: Any, args: Any, kwargs: Any, handles: list[TracedParameter]) -> Any:
         from tacit.gradients._fallback import per_row_by_vmap
 
@@ -144,6 +150,11 @@ class Recorder:
             tensor = tensor.movedim(dim, 0)
         self.folds[target.names[0], tensor.shape[0] // rows] += 1
         return tensor.reshape(rows, tensor.shape[0] // rows, *tensor.shape[1:])
+
+    def in_front(self, target: Target, tensor: Tensor) -> bool:
+        """Whether rows are known to be in the first dimension, each in one piece: then nothing needs to be moved."""
+        known = not self.plan.learning and self.plan.batch_dim.get(target.names[0], 1) == 0
+        return known and tensor.shape[0] % self.units.rows == 0 and tensor.shape[0] > 0
 
     def whole_rows(self, target: Target, tensor: Tensor) -> Tensor:
         """What belongs to a row side by side in the first dimension, where all rows may come once for each view."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +16,13 @@ from tacit.gradients._norms import square_norms
 from tacit.gradients._units import Units
 
 _SMALL = 1 << 12  # gradients per unit below this size are handled together
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Switches autocast off where it is on: the switch itself costs as much as a small layer."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,10 +135,7 @@ class ClippedSumAccumulator:
         silent: Tensor | None = None,
     ) -> None:
         """Clip and add the units of one pass, those that are `silent` as zeros in place; empties `settled`."""
-        with (
-            torch.no_grad(),
-            torch.autocast(losses.device.type, enabled=False),
-        ):  # sums in bfloat16 would break the bound
+        with torch.no_grad(), without_autocast(losses.device):  # sums in bfloat16 would break the bound
             self._add(settled, units, members, losses, silent)
 
     def note_outputs(self, outputs: Tensor | None, rows: Tensor, good: Tensor, count: int) -> None:
@@ -187,8 +193,8 @@ class ClippedSumAccumulator:
         self, norms: dict[str, Tensor], members: Tensor, losses: Tensor, silent: Tensor | None
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         """The factor of each unit and block; zero for a unit with a gradient that is not finite."""
-        stacked = torch.stack(list(norms.values()))
-        overall = stacked.square().sum(0).sqrt() if len(norms) > 1 else stacked[0]
+        each = list(norms.values())
+        overall = torch.stack(each).square().sum(0).sqrt() if len(each) > 1 else each[0]
         if silent is not None:
             overall = overall.masked_fill(silent, torch.inf)
         bad = ~torch.isfinite(overall)
@@ -197,7 +203,8 @@ class ClippedSumAccumulator:
         if any_bad:
             factors = {block: factor.masked_fill(bad, 0) for block, factor in factors.items()}
         self._norms[members] = overall
-        self._factors[members] = torch.stack(list(factors.values())).amin(0)
+        every = list(factors.values())
+        self._factors[members] = every[0] if len(every) == 1 else torch.stack(every).amin(0)
         self._note_extra(norms, ~bad)
         return factors, bad if any_bad else None
 
@@ -217,12 +224,12 @@ class _Pack:
         small: dict[str, Tensor] = {}
         for name in names:
             piece = settled.pop(name, None)
-            if isinstance(piece, PerUnit) and piece.values[0:1].numel() <= _SMALL:
+            if isinstance(piece, PerUnit) and piece.values.numel() <= _SMALL * len(piece.values):
                 small[name] = piece.values
             elif piece is not None:
                 self._large[name] = piece
         self._shapes = {name: value.shape[1:] for name, value in small.items()}
-        flat = [value.reshape(units.count, -1) for value in small.values()]
+        flat = [value if value.dim() == 2 else value.reshape(units.count, -1) for value in small.values()]
         self._small = None if not flat else flat[0] if len(flat) == 1 else torch.cat(flat, 1)
         self.square_norms = self._square_norms(repair=False)
         if not bool(torch.isfinite(self.square_norms).all()):  # asked once, not for each layer: a GPU would wait
@@ -243,5 +250,5 @@ class _Pack:
             flat = PerUnit(self._small).weighted_sum(factors, self._units, bad)
             sizes = [shape.numel() for shape in self._shapes.values()]
             parts = zip(self._shapes.items(), torch.split(flat, sizes), strict=True)
-            found += [(name, part.reshape(shape)) for (name, shape), part in parts]
+            found += [(name, part if len(shape) == 1 else part.reshape(shape)) for (name, shape), part in parts]
         return found

@@ -68,7 +68,7 @@ class TracedParameter(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        handles, others = _apart((args, kwargs))
+        handles, others = _apart(args, kwargs)
         recorder: Recorder = handles[0].__dict__["recorder"]
         if recorder.closed or not torch.is_grad_enabled() or func in _DETACHED:
             return func(*unwrapped(args), **unwrapped(kwargs))
@@ -120,15 +120,18 @@ def tensors(tree: Any) -> Iterator[Tensor]:
             yield from tensors(item)
 
 
-def _apart(tree: Any) -> tuple[list[TracedParameter], list[Tensor]]:
+def _apart(args: Any, kwargs: Any) -> tuple[list[TracedParameter], list[Tensor]]:
     """The handles among the arguments, and the other tensors."""
     handles: list[TracedParameter] = []
     others: list[Tensor] = []
-    for t in tensors(tree):
-        if isinstance(t, TracedParameter):
-            handles.append(t)
-        else:
-            others.append(t)
+    for item in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(item, TracedParameter):
+            handles.append(item)
+        elif isinstance(item, Tensor):
+            others.append(item)
+        elif isinstance(item, dict | list | tuple):
+            for t in tensors(item):
+                (handles if isinstance(t, TracedParameter) else others).append(t)  # type: ignore[arg-type]
     return handles, others
 
 

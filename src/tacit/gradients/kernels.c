@@ -9,15 +9,21 @@
 #include <string.h>
 
 typedef ptrdiff_t size;
-typedef float lanes __attribute__((vector_size(32)));
-typedef float unaligned __attribute__((vector_size(32), aligned(4), may_alias));
-
-enum { LANES = 8, HIGH = 4, WIDE = 24, ROWS = 96, COLUMNS = 192, LONGEST = 128, TERMS = 1024 };
+#ifdef __AVX512F__
+enum { LANES = 16, HIGH = 8 }; /* 32 registers */
+#else
+enum { LANES = 8, HIGH = 4 };
+#endif
+enum { WIDE = 3 * LANES, ROWS = 96, COLUMNS = 192, LONGEST = 128, TERMS = 1024 };
+typedef float lanes __attribute__((vector_size(4 * LANES)));
+typedef float unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 static inline lanes load(const float *from) {
     lanes found = (lanes) * (const unaligned *)from;
-#ifdef __AVX__
-    __asm__("" : "+x"(found)); /* in a register: read once, not once for each product */
+#ifdef __AVX512F__
+    __asm__("" : "+v"(found)); /* in a register: read once, not once for each product */
+#elif defined(__AVX__)
+    __asm__("" : "+x"(found));
 #endif
     return found;
 }
@@ -27,7 +33,7 @@ static void tile(const float *restrict a, const float *restrict b, size length, 
     lanes sums[HIGH][WIDE / LANES] = {{{0}}};
     for (size t = 0; t < length; t++) {
         const lanes b0 = load(b), b1 = load(b + LANES), b2 = load(b + 2 * LANES);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int i = 0; i < HIGH; i++) {
             sums[i][0] += a[i] * b0;
             sums[i][1] += a[i] * b1;
@@ -55,7 +61,7 @@ static void pack(const float *from, size step, size length, size columns, size w
     }
 }
 
-/* total[first:last] += sum_n w_n sum_t u_nt v_nt^T, `run` <= LONGEST positions at a time in float; u (rows, positions,
+/* total[first:last] = sum_n w_n sum_t u_nt v_nt^T, `run` <= LONGEST positions at a time in float; u (rows, positions,
    m), v (rows, positions, k), total (m, k). Rows with skip[n] are not touched. */
 void tacit_weighted_sum(const float *u, size u_row, size u_position, const float *v, size v_row, size v_position,
                         const double *weights, const unsigned char *skip, size rows, size positions, size run, size k,
@@ -87,13 +93,21 @@ void tacit_weighted_sum(const float *u, size u_row, size u_position, const float
             }
             for (size i = 0; i < high; i++)
                 for (size j = 0; j < wide; j++)
-                    total[(row + i) * k + column + j] += sums[i * COLUMNS + j];
+                    total[(row + i) * k + column + j] = sums[i * COLUMNS + j];
         }
     }
 }
 
 static inline float across(lanes s) {
-    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+    typedef float four __attribute__((vector_size(16)));
+    four part[LANES / 4];
+    memcpy(part, &s, sizeof s);
+#if defined(__AVX512F__)
+    const four sum = (part[0] + part[2]) + (part[1] + part[3]);
+#else
+    const four sum = part[0] + part[1];
+#endif
+    return (sum[0] + sum[2]) + (sum[1] + sum[3]);
 }
 
 /* Adds the scalar products of four positions with three others: a lane at a time, then the lanes, then the rest. */
@@ -199,5 +213,23 @@ void tacit_norm_sums(const float *g, size g_row, size g_position, const float *x
                 moved[i] += gt[i];
             }
         }
+    }
+}
+
+/* For each row n from first to last: found[n] = sum_i values[n][i]^2; squares of floats are exact in double, and sums of
+   them neither overflow nor underflow there. Sixteen sums side by side, then these, then what is left. */
+void tacit_square_norms(const float *values, size row, size width, size first, size last, double *found) {
+    for (size n = first; n < last; n++) {
+        const float *restrict from = values + n * row;
+        double sums[16] = {0}, total = 0;
+        size i = 0;
+        for (; i + 16 <= width; i += 16)
+            for (int j = 0; j < 16; j++)
+                sums[j] += (double)from[i + j] * (double)from[i + j];
+        for (int j = 0; j < 16; j++)
+            total += sums[j];
+        for (; i < width; i++)
+            total += (double)from[i] * (double)from[i];
+        found[n] = total;
     }
 }
