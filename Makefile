@@ -30,8 +30,8 @@ test-distributed: $(VENV)/.test test-cluster
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not cluster" tests/distributed tests/serve
 
 test-cluster: $(CLUSTER)/.test
-	RAY_USAGE_STATS_ENABLED=0 $(CLUSTER)/bin/pytest -m cluster tests/tune/test_ray.py
-	RAY_USAGE_STATS_ENABLED=0 $(CLUSTER)/bin/pytest -m cluster tests/serve/test_cluster.py
+	$(CLUSTER)/bin/pytest -m cluster tests/tune/test_ray.py
+	$(CLUSTER)/bin/pytest -m cluster tests/serve/test_cluster.py
 
 # Every release of the package, attacked in full: some ten minutes of one core; after a kill it goes on where it was.
 # `make test` has a quick version of it.

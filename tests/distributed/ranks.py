@@ -93,7 +93,7 @@ def probe(folder: Path) -> finetune.Fitted:
 
 
 def on_a_receipt(folder: Path) -> finetune.Fitted:
-    """Somebody has charged: the leader has the receipt, the others what the ledger says of it."""
+    """A run that was charged before: the leader has the receipt, the others what the ledger says of it."""
     ledger, optimizer = Ledger(f"sqlite:///{folder}/paid.db"), finetune.DPGD(steps=3, lr=0.5, free_step=False)
     box = [""]
     receipt: Any = None

@@ -20,7 +20,7 @@ from tests.distributed.ranks import adapted, fit, own_loop, probe
 SCRIPT = Path(__file__).with_name("ranks.py")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 # A new store at every restart: else gloo may find the address of a dead process in the old one, and wait. Its port is
-# chosen before it is opened, so on a busy machine somebody else may have it by then: that is tried again.
+# chosen before it is opened, so on a busy machine another process may have it by then: that is tried again.
 RESTARTED = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
@@ -69,7 +69,7 @@ def charges(folder: Path, name: str = "ledger") -> list[tuple[str, Any]]:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on two ranks that nobody killed."""
+    """A run on two ranks that was not killed."""
     folder = tmp_path_factory.mktemp("two")
     assert launch(folder, 2)
     return folder
@@ -85,10 +85,10 @@ def test_one_two_and_four_ranks_release_the_same_bits(two: Path, tmp_path: Path)
         for name, entries in (("ledger", 2), ("own", 2), ("stream", 1), ("probe", 4), ("paid", 1)):
             assert charges(folder, name) == charges(tmp_path / "1", name)
             assert len(charges(folder, name)) == entries
-        told = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
-        assert all(each == told[0] for each in told)
-        assert [step for step, _ in told[0]["history"]] == [2, 4]
-        assert told[0]["history"] == json.loads((tmp_path / "1" / "rank0.json").read_text())["history"]
+        facts = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+        assert all(each == facts[0] for each in facts)
+        assert [step for step, _ in facts[0]["history"]] == [2, 4]
+        assert facts[0]["history"] == json.loads((tmp_path / "1" / "rank0.json").read_text())["history"]
 
 
 def killed(folder: Path, two: Path, dies: str) -> None:
@@ -173,6 +173,6 @@ def test_ranks_that_do_not_know_of_each_other_are_refused(monkeypatch: pytest.Mo
 
 
 def test_ranks_with_rows_in_another_order_are_refused(tmp_path: Path) -> None:
-    """Files that a machine lists in its own order: unit 3 here is unit 7 there, and somebody is in a step twice."""
+    """Files that a machine lists in its own order: unit 3 here is unit 7 there, and one unit is in a step twice."""
     assert not launch(tmp_path / "other", 2, arguments=["1", "shuffles"])
     assert not (tmp_path / "other" / "own.db").exists() or not charges(tmp_path / "other", "own")

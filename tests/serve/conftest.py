@@ -95,7 +95,7 @@ class Forked:
         Forked._parent.stdin.write(json.dumps(arguments) + "\n")
         Forked._parent.stdin.flush()
         self.pid = int(self._read())
-        atexit.register(self.kill)  # a test that fails leaves nobody behind
+        atexit.register(self.kill)  # a test that fails leaves no process behind
 
     def _read(self) -> str:
         assert Forked._parent is not None

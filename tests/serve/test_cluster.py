@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from tacit import Ledger, adapt
 from tacit.models import embedded
 from tacit.serve import Rules, cluster_application
+from tests.patient_ray import be_patient
 
 ROWS = 4
 
@@ -26,9 +27,9 @@ def test_without_ray_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[str]:
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Two replicas that predict, on loopback."""
-    ray = pytest.importorskip("ray")
+    ray = be_patient(monkeypatch)
     from ray import serve
 
     url = f"sqlite:///{tmp_path}/ledger.db"

@@ -83,6 +83,22 @@ def test_a_damaged_ledger_is_refused(service: Service, clinic: Ledger) -> None:
     assert "was changed" in page.text
 
 
+def test_a_token_of_one_subject_does_not_read_of_another_in_a_damaged_ledger(service: Service, clinic: Ledger) -> None:
+    clinic.subject("elsewhere", Budget(1.0, 1e-6))
+    clinic.charge("clinic", EVENT, stage="x")
+    with service.app.state.book.engine.begin() as connection:
+        connection.execute(sa.text("UPDATE tacit_subjects SET state = '{}' WHERE name = 'clinic'"))
+    with pytest.raises(LedgerDamaged, match="clinic"):
+        clinic.verify()
+    for role in (Role.READ, Role.CHARGE):
+        token = service.token(role, subject="elsewhere")
+        with pytest.raises(LedgerDamaged, match="an admin's token is shown which one"):
+            Ledger(service.url, token=token).verify()
+        for path in ("/v1/verification", "/"):
+            answer = httpx.get(service.url + path, auth=("x", token), timeout=300.0)
+            assert "clinic" not in answer.text
+
+
 def test_streams_and_training_resume_over_it(service: Service, clinic: Ledger) -> None:
     receipt = clinic.charge("clinic", events.repeat(EVENT, 5), stage="x")
     total = SimpleNamespace(sum={"w": torch.zeros(3)}, bounds={"all": 1.0}, blocks={"all": ("w",)})
@@ -146,7 +162,7 @@ def test_roles_and_subjects(service: Service, clinic: Ledger) -> None:
 
 
 def test_a_charge_is_settled_by_the_token_that_made_it(service: Service, clinic: Ledger) -> None:
-    """The entries show receipts to everybody: a receipt's name must not be enough to have its charge refunded."""
+    """Every token that reads entries sees receipts: a receipt's name must not be enough to have its charge refunded."""
     mine, other = service.ledger(Role.CHARGE, subject="clinic"), service.ledger(Role.CHARGE, subject="clinic")
     direct = Ledger(service.database)
     for ledger in (mine, direct):  # over the service, and beside it

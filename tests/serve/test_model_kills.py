@@ -56,7 +56,7 @@ def killed(folder: Path, kills: int) -> None:
         until, enough = time.monotonic() + chance.uniform(0.3, 2.0), number + chance.randrange(5, 12)
         while time.monotonic() < until or number < enough:  # on a busy machine too there is a step
             answer = ask(port, number, rows(1, number))
-            assert answer is not None, "a request was lost while nobody killed the service"
+            assert answer is not None, "a request was lost while the service was not killed"
             served.append(int(answer["model_version"]))
             said.append(answer["outputs"][0]["data"])
             number += 1

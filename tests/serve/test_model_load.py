@@ -54,16 +54,16 @@ def under_load(folder: Path, requests: int, clients: int) -> None:
         for _ in range(600):  # until what waits was learnt from
             answer = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=60.0)
             assert answer.status_code == 200, answer.text
-            told = dict(line.split() for line in answer.text.splitlines() if line.startswith(METRICS))
-            if float(told["tacit_waiting_rows"]) == 0:
+            metrics = dict(line.split() for line in answer.text.splitlines() if line.startswith(METRICS))
+            if float(metrics["tacit_waiting_rows"]) == 0:
                 break
             time.sleep(0.05)
-        assert float(told["tacit_adapting"]) == 1
+        assert float(metrics["tacit_adapting"]) == 1
         # batches of four, or fewer after the wait: every row was in one
-        assert requests / 4 <= float(told["tacit_steps"]) <= requests
+        assert requests / 4 <= float(metrics["tacit_steps"]) <= requests
         slowest = sorted(each for _, _, each in found)[int(0.99 * (requests - 1))]
         refused = sum(times for _, times, _ in found)
-        print(f"{requests / seconds:.0f} requests/s, 99% within {slowest:.2f} s, {refused} told to come again")
+        print(f"{requests / seconds:.0f} requests/s, 99% within {slowest:.2f} s, {refused} refused for now")
     finally:
         process.kill()
     ledger = Ledger(str(folder / "ledger.db"))

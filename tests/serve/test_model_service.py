@@ -77,7 +77,7 @@ def test_a_row_does_not_wait_for_ever(serve: Making) -> None:
     assert served.adapter.steps == 1
 
 
-def test_values_move_nobody_else(serve: Making) -> None:
+def test_values_move_no_other_row(serve: Making) -> None:
     """A row of NaN takes its place in the batch, like any other row."""
     served, images = serve(), rows(4)
     images[1] = float("nan")
@@ -188,9 +188,9 @@ def test_the_open_inference_protocol(serve: Making) -> None:
         client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0)
         assert client.get("/v2").json()["name"] == "tacit"
         assert client.get("/v2/models/clothes/ready").json() == {"name": "clothes", "ready": True}
-        told = client.get("/v2/models/clothes").json()
-        assert told["inputs"][0]["shape"] == [-1, 1, 28, 28]
-        assert "differential privacy" in told["parameters"]["guarantee"]
+        metadata = client.get("/v2/models/clothes").json()
+        assert metadata["inputs"][0]["shape"] == [-1, 1, 28, 28]
+        assert "differential privacy" in metadata["parameters"]["guarantee"]
         answer = client.post("/v2/models/clothes/infer", json=question(images)).json()
         assert (answer["id"], answer["model_version"], answer["outputs"][0]["shape"]) == ("7", "0", [2, 10])
         logits = torch.tensor(answer["outputs"][0]["data"]).reshape(2, 10)

@@ -1,8 +1,10 @@
-"""What somebody sends who means no good, or does not know better: no 5xx, no value of theirs in logs or metrics."""
+"""Hostile and malformed requests: no 5xx, and no value of a request in logs or metrics."""
 
+import asyncio
 import json
 import logging
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,13 @@ import httpx
 import pytest
 import sqlalchemy as sa
 import torch
+from fastapi import FastAPI, Request, Response
 from safetensors.torch import load_file
 from torch import nn
 
 from tacit.privacy import Budget, Ledger, _remote, events
 from tacit.serve import AdaptingModel, Role, Rules, Tokens, ledger_app, model_app
+from tacit.serve._observed import Metrics, Observed
 from tests.serve.conftest import Service, serving
 from tests.serve.test_model_service import ROW, Making, question, rows, serve
 
@@ -45,7 +49,7 @@ MALFORMED = {
     "two inputs": question(rows(1), unit_id="a") | {"inputs": question(rows(1))["inputs"] * 2},
     "a binary tensor": changed(data=None, parameters={"binary_data_size": 3136}),
     "more rows than may ever wait": question(rows(17), unit_id="a"),
-    "nobody's": named(),
+    "without unit ids": named(),
     "an id that is an object": named(unit_id={"a": 1}),
     "an id that is a truth": named(unit_id=True),
     "an id that is a fraction": named(unit_id=1.5),
@@ -72,10 +76,62 @@ def test_bodies_that_are_no_json_or_endless(serve: Making) -> None:
         client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120.0)
         for body in (b"", b"\xff\xfe", b"[" * 200_000, b'{"inputs": ' + b"9" * 5000 + b"}", b"NaN"):
             assert client.post(ASK, content=body).status_code in (400, 422)
-        assert client.post(ASK, content=b" " * 65_000_000).status_code == 413
+        assert client.post(ASK, content=b" " * 17_000_000).status_code == 413
         assert client.request("BREW", ASK).status_code in (400, 405)
         assert 'method="BREW"' not in client.get("/metrics").text
     assert served.waiting == 0
+
+
+def test_the_limit_of_a_request_can_be_set(serve: Making) -> None:
+    """By the length that it names, before anything is read, and by what comes if it names none."""
+    served = serve(unit="patient")
+    fits, too_large = json.dumps(changed()).encode(), json.dumps(changed(data=[0.123456789] * 784)).encode()
+    limit = len(fits) + 500
+    assert len(too_large) > limit
+    with serving(model_app(served, largest=limit)) as port:
+        client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0)
+        assert client.post(ASK, content=fits).status_code == 200
+        for body in (too_large, iter([too_large[:100], too_large[100:]])):  # an iterator goes out in chunks
+            answer = client.post(ASK, content=body)
+            assert answer.status_code == 413
+            assert answer.json() == {"error": f"A request has at most {limit:,} bytes: send fewer rows at a time."}
+        assert 'route="/v2/models/{asked}/infer",status="413"' in client.get("/metrics").text
+    assert served.waiting == 1
+    with pytest.raises(ValueError, match="at least 1,000"):
+        model_app(served, largest=10)
+
+
+def test_large_requests_at_a_time_are_bounded_together() -> None:
+    """Four clients send nearly all of the largest request and stop: a fifth is refused, a small request is not."""
+    app = FastAPI()
+    app.state.metrics = Metrics()
+    app.add_middleware(Observed, largest=16_000, sorry=Response(status_code=500))
+
+    @app.post("/")
+    async def length(request: Request) -> int:
+        return len(await request.body())
+
+    async def scenario() -> None:
+        rest, sent = asyncio.Event(), 0
+
+        async def stops() -> AsyncIterator[bytes]:
+            nonlocal sent
+            yield b"x" * 15_000
+            sent += 1
+            await rest.wait()
+
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
+            slow = [asyncio.create_task(client.post("/", content=stops())) for _ in range(4)]
+            while sent < 4:
+                await asyncio.sleep(0.01)
+            refused = await client.post("/", content=b"x" * 15_000)
+            assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+            assert (await client.post("/", content=b"x" * 900)).json() == 900
+            rest.set()
+            assert [(await each).json() for each in slow] == [15_000] * 4
+            assert (await client.post("/", content=b"x" * 15_000)).json() == 15_000
+
+    asyncio.run(scenario())
 
 
 def test_numbers_beyond_any_float_are_missing_values(serve: Making) -> None:
@@ -134,15 +190,46 @@ def test_errors_keep_rows_to_themselves(tmp_path: Path, caplog: pytest.LogCaptur
     served = AdaptingModel(make, ROW, tmp_path / "served", rules=Rules(wait=3600.0))
     with serving(model_app(served)) as port:
         client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0)
-        answer = client.post(ASK, json=question(rows(1) + 4711.0))
-        assert (answer.status_code, answer.json()) == (500, {"error": "The model could not answer this request."})
-        assert client.post(ASK, json=question(rows(3))).status_code == 200  # the batch is full: one step
+        answer = client.post(ASK, json=question(torch.cat([rows(1), rows(1) + 4711.0])))
+        assert answer.status_code == 200  # statuses are counted: whether a row makes the model fail decides none
+        logits = answer.json()["outputs"][0]["data"]
+        assert None not in logits[:3]
+        assert logits[3:] == [None] * 3
+        assert client.post(ASK, json=question(rows(2))).status_code == 200  # the batch is full: one step
         assert served.drain()
         seen = client.get("/metrics").text
+    assert 'status="500"' not in seen
     seen += caplog.text + "".join(capfd.readouterr()) + str(served.facts())
-    assert "ArithmeticError" in seen
+    assert "ArithmeticError" not in seen
     for word in ("fever", "4711", "4712"):
         assert word not in seen
+
+
+class Broken(Talkative):
+    """A model that fails on every row from now on."""
+
+    broken = False
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.broken:
+            raise ArithmeticError(f"patient {images.max().item():.0f} has a fever")
+        return super().forward(images)
+
+
+def test_a_model_that_fails_on_the_example_too_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    from tacit import adapt
+
+    served = AdaptingModel(lambda: adapt.Tent(Broken().eval(), privacy=None, lr=0.1), ROW, tmp_path / "served")
+    Broken.broken = True
+    try:
+        with serving(model_app(served)) as port:
+            answer = httpx.post(f"http://127.0.0.1:{port}{ASK}", json=question(rows(1)), timeout=60.0)
+    finally:
+        Broken.broken = False
+    assert (answer.status_code, answer.json()) == (500, {"error": "The model could not answer this request."})
+    assert "ArithmeticError" in caplog.text
+    assert "fever" not in caplog.text
 
 
 @pytest.mark.usefixtures("clinic")
@@ -164,7 +251,7 @@ def test_a_database_that_fails_quotes_nothing_in_the_log(
 
 
 def test_charges_do_not_wait_for_readers(service: Service, clinic: Ledger) -> None:
-    """Checks of the whole chain are a few at a time; whoever comes later is told to, and charges go on."""
+    """Checks of the whole chain are a few at a time; later ones get 429, and charges go on."""
     turns: threading.BoundedSemaphore = service.app.state.turns
     turns.acquire()
     turns.acquire()
@@ -178,9 +265,12 @@ def test_charges_do_not_wait_for_readers(service: Service, clinic: Ledger) -> No
     turns.release()
 
 
-@pytest.mark.parametrize("told", ["Wed, 21 Oct 2015 07:28:00 GMT", "soon", "nan", "-3", ""])
-def test_a_proxy_may_say_anything_about_when_to_come_again(service: Service, clinic: Ledger, told: str) -> None:
-    real, busy = httpx.HTTPTransport(), [httpx.Response(503, headers={"Retry-After": told}, text="<html>busy</html>")]
+@pytest.mark.parametrize("when", ["Wed, 21 Oct 2015 07:28:00 GMT", "soon", "nan", "-3", ""])
+def test_a_proxy_may_say_anything_about_when_to_come_again(service: Service, clinic: Ledger, when: str) -> None:
+    real, busy = (
+        httpx.HTTPTransport(),
+        [httpx.Response(503, headers={"Retry-After": when}, text="<html>busy</html>")],
+    )
 
     class Proxy(httpx.BaseTransport):
         def handle_request(self, request: httpx.Request) -> httpx.Response:

@@ -28,7 +28,7 @@ def source(ledger: Ledger, folder: Path, place: int = 0, **options: Any) -> Sour
 
 @pytest.fixture
 def spender(service: Service) -> Ledger:
-    """What a source has: a token for its own subject, which somebody else has declared."""
+    """What a source has: a token for its own subject, which an admin has declared."""
     service.ledger().subject("clinic-0", PURE)
     return service.ledger(Role.CHARGE, subject="clinic-0")
 

@@ -15,7 +15,7 @@ from tacit import adapt, cli, models, serve  # noqa: F401
 
 
 def main() -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # they are not waited for
     print("ready", flush=True)
     for line in sys.stdin:
         child = os.fork()

@@ -98,15 +98,6 @@ def trains(hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> nn.
     return finetune.fit(model, data(), scheme="full", optimizer=descent(hyperparameters), **paid).model
 
 
-def trains_or_loses_a_rank(hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> nn.Module:
-    """The same, but a rank that does not lead is killed if the learning rate is large."""
-    from torch import distributed
-
-    if hyperparameters.lr > 0.1 and distributed.is_initialized() and distributed.get_rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return trains(hyperparameters, mu, receipt)
-
-
 def right(model: nn.Module) -> Tensor:
     """Whether each row is predicted right."""
     inputs, labels = data()

@@ -2,7 +2,7 @@
 
 Only the leader has the ledger's receipt, the key of noise and sampling, and the sum of a step. It draws who takes part,
 hands out whole portions (whole units, in memory-sized parts that do not depend on the number of ranks), gets the sum of
-all ranks, adds the noise, and tells every rank what was released. So a run is one charge and one sequence of releases,
+all ranks, adds the noise, and sends every rank what was released. So a run is one charge and one sequence of releases,
 however many ranks there are.
 
 Formal guarantee: every portion's float64 sum is rounded to a public grid of 2^-44 of its block's bound, and what the
@@ -134,17 +134,17 @@ class Team:
         dist.all_reduce(raw)
         return raw.cpu().view(whole.dtype).view(whole.shape).to(whole.device)
 
-    def check_same(self, told: str) -> None:
+    def check_same(self, name: str) -> None:
         """Refuse ranks that are not set up alike.
 
         Args:
-            told: A name for everything that must be the same: the model, the settings, the data.
+            name: A name for everything that must be the same: the model, the settings, the data.
 
         Raises:
             ValueError: Some rank says something else; on every rank.
         """
         said: list[Any] = [None] * self.size
-        dist.all_gather_object(said, told)
+        dist.all_gather_object(said, name)
         others = [rank for rank, each in enumerate(said) if each != said[0]]
         if others:
             ranks = ", ".join(map(str, others))

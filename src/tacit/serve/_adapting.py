@@ -147,7 +147,7 @@ class AdaptingModel:
         """Logits of the released parameters, and their version; the rows then wait to be learnt from.
 
         Raises:
-            ValueError: Rows of another shape or type, nobody's, or more than ever may wait.
+            ValueError: Rows of another shape or type, without their unit ids, or more than ever may wait.
             QueueFull: Too many rows wait; nothing was predicted.
         """
         self._check(rows, unit_ids)
@@ -159,7 +159,7 @@ class AdaptingModel:
         try:
             rows = rows.to(self.example.dtype)
             with torch.inference_mode(), self._parameters:
-                logits, version = self._served(rows), self.served
+                logits, version = predicted(self._served, rows, self.example), self.served
         finally:
             with self._arrived:
                 self._coming -= len(rows)
@@ -172,7 +172,7 @@ class AdaptingModel:
         """Rows that were predicted elsewhere, to be learnt from.
 
         Raises:
-            ValueError: Rows of another shape or type, nobody's, or more than ever may wait.
+            ValueError: Rows of another shape or type, without their unit ids, or more than ever may wait.
             QueueFull: Too many rows wait.
         """
         self._check(rows, unit_ids)
@@ -359,7 +359,7 @@ class AdaptingModel:
 
 
 def check_rows(rows: Tensor, unit_ids: Sequence[str] | None, example: Tensor, unit: str) -> None:
-    """Refuse rows of another shape than the example's, and rows of which nobody says whose they are."""
+    """Refuse rows of another shape than the example's, and rows without a unit id where the service needs one."""
     if not len(rows):
         raise ValueError("A request has at least one row.")
     if rows.shape[1:] != example.shape:
@@ -368,6 +368,24 @@ def check_rows(rows: Tensor, unit_ids: Sequence[str] | None, example: Tensor, un
         raise ValueError("This service protects each row by itself: leave unit ids out, or start it with a unit.")
     if unit != Unit.SAMPLE and (unit_ids is None or len(unit_ids) != len(rows)):
         raise ValueError(f"This service protects each {unit}: say whose each row is.")
+
+
+def predicted(model: nn.Module, rows: Tensor, example: Tensor) -> Tensor:
+    """Logits of rows. Where the model fails on a row, that row's are NaN: values decide no status of an answer.
+
+    The error stays if the model fails on the example, too, which is public: then it is the model, not the row.
+    """
+    try:
+        return model(rows)  # type: ignore[no-any-return]
+    except Exception:
+        like: Tensor = model(example[None])
+    found = []
+    for row in rows:
+        try:
+            found.append(model(row[None]))
+        except Exception:
+            found.append(torch.full_like(like, torch.nan))
+    return torch.cat(found)
 
 
 def _values(adapter: Adapter) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.adapt import Adapter
-from tacit.serve._adapting import AdaptingModel, Facts, QueueFull, Rules, check_rows, put_values
+from tacit.serve._adapting import AdaptingModel, Facts, QueueFull, Rules, check_rows, predicted, put_values
 
 _FULL = "full"
 _PATIENCE = 10.0  # seconds that a replica waits for the learning one
@@ -75,9 +75,11 @@ class Predictor:
         name: str,
         refresh: float,
         admin_token: str | None,
+        largest: int,
     ) -> None:
         self.example, self.rules = example, rules
-        self._learner, self._name, self._refresh, self._admin_token = learner, name, refresh, admin_token
+        self._learner, self._name, self._refresh = learner, name, refresh
+        self._admin_token, self._largest = admin_token, largest
         self._model = source().eval().requires_grad_(False)
         self._lock, self._ending = threading.Lock(), threading.Event()
         self._facts: Facts | None = None
@@ -88,7 +90,7 @@ class Predictor:
     def __serve_build_asgi_app__(self) -> Any:
         from tacit.serve._model_app import model_app
 
-        return model_app(self, name=self._name, admin_token=self._admin_token)
+        return model_app(self, name=self._name, admin_token=self._admin_token, largest=self._largest)
 
     def predict(self, rows: Tensor, unit_ids: Sequence[str] | None = None) -> tuple[Tensor, int]:
         """Logits of the released parameters that this replica has, and their version; the rows are passed on."""
@@ -96,7 +98,7 @@ class Predictor:
         check_rows(rows, unit_ids, self.example, facts.unit)
         rows = rows.to(self.example.dtype)
         with torch.inference_mode(), self._lock:
-            logits, version = self._model(rows), self.facts().served
+            logits, version = predicted(self._model, rows, self.example), self.facts().served
         if facts.stopped is None and self._ask("offer", rows, None if unit_ids is None else list(unit_ids)) == _FULL:
             raise QueueFull
         return logits, version
@@ -149,6 +151,7 @@ def cluster_application(
     name: str = "model",
     refresh: float = 0.5,
     admin_token: str | None = None,
+    largest: int = 16_000_000,
     cpus: float = 1.0,
 ) -> Any:
     """An adapting model as an application of Ray Serve: `ray.serve.run(cluster_application(…))`.
@@ -163,7 +166,8 @@ def cluster_application(
         private: The folder of the adapter's private file; by default beside the ledger's file.
         name: Its name in the protocol.
         refresh: Seconds between two questions for a new version.
-        admin_token: What allows to roll back; None: nobody may.
+        admin_token: What allows to roll back; None: roll-backs are refused.
+        largest: Bytes of a request's body; a larger one is refused with 413.
         cpus: Processors that Ray reserves for each replica.
 
     Returns:
@@ -186,4 +190,4 @@ def cluster_application(
         serve.ingress()(Predictor), name="Predictor", num_replicas=replicas, ray_actor_options=room
     )
     learns = learner.bind(source, adapter, example, str(folder), rules, None if private is None else str(private))
-    return predictor.bind(learns, source, example, rules, name, refresh, admin_token)
+    return predictor.bind(learns, source, example, rules, name, refresh, admin_token, largest)

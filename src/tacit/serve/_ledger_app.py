@@ -162,7 +162,7 @@ def holder(book: Scoped, receipt: schemas.Receipt) -> Any:
 
 @router.post("/receipts/{receipt}/holder", response_model=schemas.HandOverAnswer)
 def hand_over(book: Scoped, receipt: schemas.Receipt, asked: schemas.HandOver) -> Any:
-    """Make somebody the holder of a receipt, to resume what it pays for."""
+    """Make a process the holder of a receipt, to resume what it pays for."""
     upto, exact = book.hand_over(receipt, asked.holder, asked.how, asked.proof, asked.used)
     return {"upto": upto, "exact": exact}
 
@@ -244,5 +244,5 @@ def _refused(_: Request, error: Exception) -> Response:
     return _answer(status, wire.refusal_to_json(error))
 
 
-def _answer(status: int, told: dict[str, Any], headers: Any = None) -> Response:
-    return JSONResponse({"remaining": None} | told, status_code=status, headers=dict(headers or {}))
+def _answer(status: int, facts: dict[str, Any], headers: Any = None) -> Response:
+    return JSONResponse({"remaining": None} | facts, status_code=status, headers=dict(headers or {}))

@@ -1,4 +1,4 @@
-"""How often somebody may ask: a bucket of requests that fills steadily."""
+"""Rate limits: a bucket of requests for each name, which fills steadily."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from tacit.serve import _inference_schemas as schemas
 from tacit.serve._adapting import Facts, QueueFull, Rules
 from tacit.serve._observed import Metrics, Observed, health_routes
 
-_LARGEST = 64_000_000  # bytes of a request
+LARGEST = 16_000_000  # bytes of a request
 _FAILED = "The model could not answer this request."
 _ERRORS: dict[int | str, dict[str, Any]] = {
     code: {"model": schemas.Error} for code in (400, 401, 404, 413, 422, 429, 500)
@@ -44,17 +44,24 @@ class Served(Protocol):
     def close(self) -> None: ...
 
 
-def model_app(model: Served, *, name: str = "model", admin_token: str | None = None) -> FastAPI:
+def model_app(model: Served, *, name: str = "model", admin_token: str | None = None, largest: int = LARGEST) -> FastAPI:
     """The service of an adapting model, as an ASGI application.
 
     Args:
         model: The model.
         name: Its name in the protocol.
-        admin_token: What allows to roll back; None: nobody may.
+        admin_token: What allows to roll back; None: roll-backs are refused.
+        largest: Bytes of a request's body; a larger one is refused with 413. Numbers become Python objects while a
+            request is answered: it takes up to twenty times its bytes, and four of the largest are answered at a time.
 
     Returns:
         The application.
+
+    Raises:
+        ValueError: No request would fit.
     """
+    if isinstance(largest, bool) or not isinstance(largest, int) or largest < 1_000:
+        raise ValueError(f"largest is a whole number of bytes of at least 1,000; got {largest!r}.")
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
@@ -70,7 +77,7 @@ def model_app(model: Served, *, name: str = "model", admin_token: str | None = N
         strict_content_type=False,  # clients of the protocol, curl among them, do not all name their content's type
     )
     app.state.metrics = metrics = Metrics()
-    app.add_middleware(Observed, largest=_LARGEST, sorry=JSONResponse({"error": _FAILED}, status_code=500))
+    app.add_middleware(Observed, largest=largest, sorry=JSONResponse({"error": _FAILED}, status_code=500))
     app.include_router(health_routes(lambda: model.example, metrics))
     for kind in (ValueError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _refused)
@@ -162,14 +169,14 @@ def _versions(app: FastAPI, model: Served, admin_token: str | None) -> None:
 
 def _gauges(metrics: Metrics, model: Served) -> None:
     """Numbers that are public: the clock, the queue, and what was released or charged."""
-    told = {
+    gauges = {
         "tacit_waiting_rows": ("Rows that wait to be learnt from.", lambda: float(model.facts().waiting)),
         "tacit_steps": ("Steps that were released.", lambda: float(model.facts().steps)),
         "tacit_served_version": ("The version that is served.", lambda: float(model.facts().served)),
         "tacit_adapting": ("1 while the model adapts.", lambda: float(model.facts().stopped is None)),
         "tacit_epsilon_spent": ("Epsilon spent on the stream.", lambda: model.facts().epsilon),
     }
-    for name, (text, read) in told.items():
+    for name, (text, read) in gauges.items():
         Gauge(name, text, registry=metrics.registry).set_function(read)
 
 
@@ -188,7 +195,7 @@ def _rows(given: schemas.InputTensor) -> Tensor:
 
 
 def _number(value: Any) -> float:
-    """A value that is no number takes its place as a missing one: it is not learnt from, and moves nobody else."""
+    """A value that is no number takes its place as a missing one: it is not learnt from, and moves no other row."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     try:

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tacit.serve._schemas import Health
 
 log = logging.getLogger("tacit.serve")
+_TOGETHER = 4  # bodies of the largest size that may be in memory at a time
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}  # others are counted together
 
 
@@ -41,12 +42,16 @@ class Metrics:
 class Observed:
     """Counts, logs and bounds every request; no page is kept by a browser or shown in a frame.
 
-    An error that nobody expected is answered with `sorry`, and its kind and place are logged: its text may quote what
-    was asked (a database's has the values of its query), so neither it nor its traceback goes any further.
+    A body of more than `largest` bytes is refused with 413, before it is read where the request names its length. All
+    large bodies that are being read or answered have at most four times that together: beyond it 429.
+
+    An unexpected error is answered with `sorry`, and its kind and place are logged: its text may quote what was asked
+    (a database's has the values of its query), so neither it nor its traceback goes any further.
     """
 
     def __init__(self, app: ASGIApp, *, largest: int, sorry: Response) -> None:
         self.app, self.largest, self.sorry = app, largest, sorry
+        self._held = 0  # bytes of all bodies in memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -68,12 +73,19 @@ class Observed:
                 ]
             await send(message)
 
+        named = _content_length(scope)
+
         async def bounded() -> Message:
             nonlocal got
+            if named > self.largest:
+                raise self._too_large()
             message = await receive()
-            got += len(message.get("body", b""))
+            more = len(message.get("body", b""))
+            got, self._held = got + more, self._held + more
             if got > self.largest:
-                raise HTTPException(413, "The request is too large.")
+                raise self._too_large()
+            if self._held > _TOGETHER * self.largest and got > self.largest // 16:
+                raise HTTPException(429, "Too many large requests at a time; ask again later.", {"Retry-After": "1"})
             return message
 
         try:
@@ -83,7 +95,11 @@ class Observed:
             if not status:  # nothing was answered yet
                 await self.sorry(scope, receive, answer)
         finally:
+            self._held -= got
             self._note(scope, state, status or 500, time.perf_counter() - began, wrong)
+
+    def _too_large(self) -> HTTPException:
+        return HTTPException(413, f"A request has at most {self.largest:,} bytes: send fewer rows at a time.")
 
     def _note(self, scope: Scope, state: dict[str, Any], status: int, seconds: float, wrong: str | None) -> None:
         route = getattr(scope.get("route"), "path", "none")
@@ -91,7 +107,7 @@ class Observed:
         metrics: Metrics = scope["app"].state.metrics
         metrics.requests.labels(method, route, str(status)).inc()
         metrics.seconds.labels(route).observe(seconds)
-        told = {
+        line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "method": method,
             "route": route,
@@ -99,7 +115,15 @@ class Observed:
             "ms": round(1000 * seconds, 1),
             "token": state.get("token"),
         }
-        log.info(json.dumps(told if wrong is None else told | {"error": wrong}))
+        log.info(json.dumps(line if wrong is None else line | {"error": wrong}))
+
+
+def _content_length(scope: Scope) -> int:
+    """The length that a request names for its body; 0 if it names none, or nonsense."""
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            return int(value) if value.isdigit() and len(value) < 20 else 0
+    return 0
 
 
 def place_of(error: BaseException) -> str:

@@ -55,7 +55,7 @@ class Lease(Strict):
 
 
 class HandOver(Strict):
-    """Somebody else is to hold a receipt."""
+    """Another process is to hold a receipt."""
 
     holder: Holder
     how: Literal["stream", "replay", "adopt"]

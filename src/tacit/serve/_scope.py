@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tacit.privacy import Book, Charge, Charged, DatabaseBook, Entry, LedgerError, Subject, Underpriced
+from tacit.privacy import Book, Charge, Charged, DatabaseBook, Entry, LedgerDamaged, LedgerError, Subject, Underpriced
 from tacit.serve._tokens import Role, Token, Tokens
+
+_DAMAGED = "An entry of the ledger is not what was written: an admin's token is shown which one."
 
 
 class Forbidden(LedgerError):
@@ -86,7 +88,12 @@ class ScopedBook(Book):
         return self._book.head()
 
     def verify(self, head: str | None) -> tuple[int, list[Underpriced]]:
-        count, low = self._book.verify(head)
+        try:
+            count, low = self._book.verify(head)
+        except LedgerDamaged:
+            if self.only is None:
+                raise
+            raise LedgerDamaged(_DAMAGED) from None  # the sentence may name another subject
         return count, [each for each in low if self._sees(each.subject)]
 
     def _sees(self, subject: str) -> bool:
