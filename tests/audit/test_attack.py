@@ -79,7 +79,7 @@ def test_two_attacks_as_one() -> None:
 
 
 def test_published_and_clipped_leak_and_private_does_not(tmp_path: object) -> None:
-    """32 members, 32 others: a standard error of 0.073; the published form is told far above chance, DP is not.
+    """32 members, 32 others: a standard error of 0.073; the published form is far above chance, DP is not.
 
     LiRA on two nets has 120 members and 120 others: 0.037. The forms without noise are deterministic.
     """

@@ -42,10 +42,10 @@ def test_extended_precision_against_fifty_digits() -> None:
     """Beyond float64: relative errors below 1e-17, in the far tail as well."""
     with mpmath.workdps(50):
         for x in (-1.0, 0.1, 1.9, 2.4999, 2.5, 4.0, 9.0):
-            told = erfc(x)
+            value = erfc(x)
             exact = mpmath.erfc(mpmath.mpf(x))
-            high = float(told)
-            error = mpmath.mpf(high) + mpmath.mpf(float(told - np.longdouble(high))) - exact
+            high = float(value)
+            error = mpmath.mpf(high) + mpmath.mpf(float(value - np.longdouble(high))) - exact
             assert abs(error / exact) < 1e-17
         rate, noise, epsilon = mpmath.mpf("0.1"), mpmath.mpf("0.7"), mpmath.mpf(2)
 
@@ -67,7 +67,7 @@ def test_draws_are_fair_and_independent() -> None:
 
 
 def test_unfair_draws_are_found() -> None:
-    """Twice the rate, the draw of the step before, everybody in turn, neighbours together, some more often."""
+    """Twice the rate, the draw of the step before, each unit in turn, neighbours together, some more often."""
     chance = np.random.default_rng(0)
     fair = (chance.random((400, 1000)) < 0.1).astype(float)
     assert checks.judge_draws(fair, 0.1).holds

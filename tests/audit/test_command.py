@@ -33,17 +33,17 @@ def book(tmp_path: Path) -> Path:
 
 def test_a_ledger(book: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(str(book), "--trials", "3000", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["holds"]
-    assert [each["name"].split(" (")[0] for each in told["findings"]] == [
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["holds"]
+    assert [each["name"].split(" (")[0] for each in printed["findings"]] == [
         "finetune: Gaussian",
         "calibrate: Laplace",
         "adapt: Stream independent",
         "finetune: PoissonSampled",
         "finetune: Gaussian",
     ]
-    assert told["findings"][0]["tightness"] > 0.5
-    assert told["findings"][1]["delta"] == 0  # pure
+    assert printed["findings"][0]["tightness"] > 0.5
+    assert printed["findings"][1]["delta"] == 0  # pure
 
 
 def test_page_and_card_say_what_was_found(book: Path, tmp_path: Path) -> None:
@@ -76,10 +76,10 @@ def test_a_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = tmp_path / "mine.toml"
     recipe.write_text(pipeline.starter("images"))
     assert call(str(recipe), "--trials", "5000", "--json") == 0
-    told = json.loads(capsys.readouterr().out)["findings"]
-    assert told
-    assert told[0]["name"].startswith("finetune: Gaussian")
-    assert told[0]["claimed"] == pytest.approx(pipeline.plan(pipeline.read(recipe)).total.mu, rel=1e-6)
+    printed = json.loads(capsys.readouterr().out)["findings"]
+    assert printed
+    assert printed[0]["name"].startswith("finetune: Gaussian")
+    assert printed[0]["claimed"] == pytest.approx(pipeline.plan(pipeline.read(recipe)).total.mu, rel=1e-6)
 
 
 def test_bad_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

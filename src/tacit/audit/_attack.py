@@ -1,4 +1,4 @@
-"""`attack`: what somebody with the model in hand finds out. Membership by loss, by gradient, or with shadow models."""
+"""`attack`: what an attacker finds out from a model. Membership by loss, by gradient, or with shadow models."""
 
 from __future__ import annotations
 

@@ -104,10 +104,10 @@ def gradient_scores(
     """How much of each canary's gradient is in what changed between two models: the white-box score.
 
     The change is written as a mixture of all canaries' gradients at the model of before (least squares with a little
-    ridge), so that canaries whose gradients point the same way are told apart. The higher, the more likely "in".
+    ridge), so that canaries whose gradients point the same way are distinguished. The higher, the more likely "in".
 
     Args:
-        before: The model that is known to everybody.
+        before: The model before, which is public.
         after: The model that was released.
         canaries: The canaries.
         instead: Who is there in the place of a canary that is out, one each; by default none.

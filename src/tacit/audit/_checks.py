@@ -206,7 +206,7 @@ def draws(
     steps: int = 400,
     draw: Callable[[object, int], Tensor] | None = None,
 ) -> Check:
-    """The receipt's draws: unbiased, alike for everybody, independent between steps and between neighbouring units."""
+    """The receipt's draws: unbiased, alike for all units, independent between steps and between neighbouring units."""
     event = events.poisson(rate, events.gaussian(1.0), steps)
     table = np.zeros((steps, people), dtype=np.float64)
     with paid(event) as receipt:

@@ -56,7 +56,7 @@ class _People:
 
 
 def sums_of_fit(names: tuple[str, ...]) -> dict[str, tuple[Sums, float]]:
-    """The first step's sum of `fit` over everybody, with each query, and its joint bound."""
+    """The first step's sum of `fit` over all units, with each query, and its joint bound."""
     return {name: _of_fit(made) for name, made in optimizers(batch=_PEOPLE).items() if name in names}
 
 
@@ -93,7 +93,7 @@ def _of_fit(optimizer: Optimizer) -> tuple[Sums, float]:
 
 
 def sums_of_own_loop(clip: float = 0.5) -> tuple[Sums, float]:
-    """The first step's sum of somebody's own loop behind `make_private`, over everybody."""
+    """The first step's sum of a user's own loop behind `make_private`, over all units."""
 
     def sums(row: object) -> Mapping[str, Tensor]:
         found: list[Mapping[str, Tensor]] = []

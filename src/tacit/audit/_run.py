@@ -102,11 +102,11 @@ def as_mu(claim: Any, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> C
     That is the least mu whose Gaussian has no smaller delta at any epsilon that is looked at. One epsilon with one
     delta says nothing about the rest of the curve, and stays as it is.
     """
-    told = Claim.of(claim, neighbours=neighbours)
-    if told.mu is not None or not isinstance(claim, events.DpEvent) or told.delta == 0:
-        return told
+    promised = Claim.of(claim, neighbours=neighbours)
+    if promised.mu is not None or not isinstance(claim, events.DpEvent) or promised.delta == 0:
+        return promised
     points = [(accounting.guarantee(claim, delta=d, neighbours=Neighbours(neighbours)).epsilon, d) for d in _DELTAS]
-    return Claim(mu=max(mu_of(epsilon, d) for epsilon, d in points if math.isfinite(epsilon)), delta=told.delta)
+    return Claim(mu=max(mu_of(epsilon, d) for epsilon, d in points if math.isfinite(epsilon)), delta=promised.delta)
 
 
 def _coins(count: int) -> Tensor:

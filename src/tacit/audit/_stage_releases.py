@@ -27,7 +27,7 @@ _FIRST_BIN, _BINS, _CLASSES = 6, 300, 64  # of a histogram: from 1/64 on, every 
 def source_answers(price: Price, statistic: type[Histogram] | type[GapCells] = Histogram) -> Release:
     """A calibration source that is asked for the counts or gaps of 300 bins, through `Source.answer` itself.
 
-    Everybody is right, with a confidence of their own: a unit adds 1 to its bin's total and 1 to its correct (or its
+    Every unit is right, with a confidence of its own: a unit adds 1 to its bin's total and 1 to its correct (or its
     gap, and what that leaves of 1), which is all that it may add, and no other unit touches that bin. So every bin
     of an answer is one trial.
     """
@@ -122,9 +122,9 @@ def feature_mean(noise: float) -> Release:
 
 
 def evaluation(mu: float) -> Stage:
-    """A charged `Evaluation` at the end of a run of `fit`: of somebody unreadable, and of one who is right, or is not.
+    """A charged `Evaluation` at the end of a run of `fit`: of an unreadable unit and of one that is right.
 
-    One release of ``mu``.
+    The second is present, or is not. One release of ``mu``.
     """
 
     def stage(present: bool) -> None:
@@ -203,7 +203,7 @@ def watched_step(epsilon: float, *, batchnorm: bool) -> Stage:
 
 
 def areas(mu: float) -> Stage:
-    """A charged evaluation of several labels (a histogram of scores) of somebody who is there, or is not."""
+    """A charged evaluation of several labels (a histogram of scores) of a unit that is present, or is not."""
 
     def stage(present: bool) -> None:
         model = nn.Linear(2, 2, bias=False)

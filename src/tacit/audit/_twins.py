@@ -120,7 +120,7 @@ def wrong_rate() -> Twin:
 
 
 def shuffled() -> Twin:
-    """Batches of a shuffled epoch, priced as Poisson draws: everybody takes part exactly once."""
+    """Batches of a shuffled epoch, priced as Poisson draws: each unit takes part exactly once."""
     noise = 0.4
     event = events.poisson(0.5, events.gaussian(noise), 2)
     source = np.random.default_rng(1)  # of the order alone, which is no secret of a test
@@ -144,7 +144,7 @@ def shuffled() -> Twin:
 
 
 def data_dependent_denominator() -> Twin:
-    """The mean over the rows that are there instead of a fixed number: one row moves everybody's share."""
+    """The mean over the rows that are there instead of a fixed number: one row moves the share of every other."""
     others = [1.0] * 9
 
     def broken(there: bool) -> float:
@@ -158,7 +158,7 @@ def data_dependent_denominator() -> Twin:
 
 
 def live_batchnorm() -> Twin:
-    """Statistics of the batch: one row changes everybody's gradient before it is clipped."""
+    """Statistics of the batch: one row changes the gradient of every other before it is clipped."""
     weights = torch.ones(1, dtype=torch.float64, requires_grad=True)
 
     def broken(there: bool) -> float:
@@ -198,7 +198,7 @@ def unnoised_selection() -> Twin:
 
 
 def clips_sold_as_videos() -> Twin:
-    """A video of four clips, each clipped and noised as if it were somebody."""
+    """A video of four clips, each clipped and noised as a unit of its own."""
     ids, rows = [0] * _ROWS, [5.0] * _ROWS
     right = _noised(lambda there: _clipped(rows, ids) if there else 0.0)
     broken = _noised(lambda there: _clipped(rows) if there else 0.0)
