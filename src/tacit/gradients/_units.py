@@ -91,19 +91,33 @@ class Units:
         return [(b.units, tuple(_join(t[b.rows]) for t in tensors)) for b in self.buckets]
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean over each unit's rows: (rows, ...) -> (units, ...)."""
+        """The mean over each unit's rows: (rows, ...) -> (units, ...).
+
+        A unit's rows are added one after another, in the batch's order, whatever other units have: reductions of torch
+        add in an order that depends on the shape, and where rows cancel, the rounding is as large as what is left.
+        """
         if self.trivial:
             return values
         if self.blocks is not None:
-            return split_rows(values, self.blocks).mean(1)
-        total = values.new_zeros((self.count, *values.shape[1:])).index_add_(0, self.of_row, values)
-        return total / self.sizes.to(values.dtype).reshape(-1, *[1] * (values.dim() - 1))
+            return _mean_in_order(split_rows(values, self.blocks))
+        found = values.new_empty((self.count, *values.shape[1:]))
+        for bucket in self.buckets:
+            found[bucket.units] = _mean_in_order(values[bucket.rows])
+        return found
 
     def to_rows(self, per_unit: Tensor) -> Tensor:
         """A weight per unit of its mean gradient, as a weight per row: w_unit / rows_unit."""
         if self.trivial:
             return per_unit
         return (per_unit / self.sizes)[self.of_row]
+
+
+def _mean_in_order(stacked: Tensor) -> Tensor:
+    """(n, k, ...) -> (n, ...)."""
+    total = stacked[:, 0].clone()
+    for row in range(1, stacked.shape[1]):
+        total += stacked[:, row]
+    return total.div_(stacked.shape[1])
 
 
 def _join(stacked: Tensor) -> Tensor:

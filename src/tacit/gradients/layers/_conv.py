@@ -12,7 +12,7 @@ from torch import Tensor
 from tacit.gradients._grad_factors import TRAFFIC, Factored, PerRow, Piece, wide
 from tacit.gradients._recorder import Recorder
 from tacit.gradients._traced_parameter import Target, TracedParameter, plain, rule
-from tacit.gradients._units import Units, split_rows
+from tacit.gradients._units import split_rows
 from tacit.gradients.layers._linear import autocast
 
 _OP: dict[int, Any] = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
@@ -107,7 +107,7 @@ def _weight_piece(
     x, g = recorder.whole_rows(target, x), recorder.whole_rows(target, g)
     fold = x.shape[0] // recorder.units.rows
     recorder.folds[target.names[0], fold] += 1
-    if groups == 1 and _prefer_factors(shape, g, recorder.units, fold):
+    if groups == 1 and _prefer_factors(shape, g, fold):
         v = patches(x, shape[2:], *geometry)
         u = g.flatten(2).mT
         return Factored(_unfold_rows(u, fold), _unfold_rows(v, fold), tuple(shape))
@@ -115,9 +115,13 @@ def _weight_piece(
     return PerRow(split_rows(rows, fold).sum(1) if fold > 1 else rows)
 
 
-def _prefer_factors(shape: torch.Size, g: Tensor, units: Units, fold: int) -> bool:
-    """Whether the Gram matrices are cheaper than building each row's gradient."""
-    length = g[0, 0].numel() * fold * units.rows / max(units.count, 1)
+def _prefer_factors(shape: torch.Size, g: Tensor, fold: int) -> bool:
+    """Whether the Gram matrices are cheaper than building each row's gradient.
+
+    The shape of a row decides: how many rows others have must not change how a unit is computed. `Factored` itself
+    decides again by each unit's own number of rows.
+    """
+    length = g[0, 0].numel() * fold
     m, n = shape[0], shape[1:].numel()
     return TRAFFIC * m * n >= length * length * (m + n)
 

@@ -84,7 +84,7 @@ def _seen(use: Use, stored: list[Tensor], lead: int, grads: Any) -> None:
     if g is None:  # the loss does not depend on it
         return
     if on_weight is not None and lead == 1 and recorder.in_front(on_weight, g):
-        found = contiguous_norm_sums(g, x, mean, rstd, recorder.units.rows)
+        found = contiguous_norm_sums(g.contiguous(), x.contiguous(), mean, rstd, recorder.units.rows)
         if found is not None:
             recorder.folds[on_weight.names[0], g.shape[0] // recorder.units.rows] += 1
             recorder.record(on_weight, PerRow(found[0]))
@@ -119,6 +119,8 @@ def _record(
     if on_weight is None:
         recorder.record(target, PerRow(g.sum(1).reshape(rows, *shape)))
         return
+    if g.device.type == "cpu":  # a copy costs less than the products that it saves
+        g, x = g.contiguous(), x.contiguous()
     statistics = (wide(t).reshape(rows, -1).to(g.dtype) for t in (mean, rstd))
     gain, shift = (norm_sums if serves(g, x) else in_products)(g, x, *statistics)
     recorder.record(on_weight, PerRow(gain.reshape(rows, *shape)))
