@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,9 @@ def main() -> None:
     console = Console(width=140)
     start = time.perf_counter()
     kept = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
-    kept.setdefault("machine", {**machine(), "torch": torch.__version__, "threads": str(THREADS)})
+    kept.setdefault(
+        "machine", {"date": f"{date.today()}", **machine(), "torch": torch.__version__, "threads": str(THREADS)}
+    )
     kept.setdefault("rows", {})
     chosen = [known[name] for name in options.row or known if name != "growth"]
     whole = sum(line.share for line in known.values())
@@ -170,14 +173,20 @@ def main() -> None:
             show(result, console)
             console.print(f"  {plain} -> {private}; {time.perf_counter() - start:.0f} s so far", markup=False)
             _keep(options.json, kept)
+            _write(options.page, known, kept)
     if "growth" not in kept and (not options.row or "growth" in options.row):
         kept["growth"] = growth.measure(quick=options.quick)
         _keep(options.json, kept)
-    written = section({name: kept["rows"][name] for name in known if name in kept["rows"]}, kept)
-    console.print(written, markup=False)
-    if options.page:
-        options.page.write_text(page(options.page.read_text(), written))
+    console.print(_write(options.page, known, kept), markup=False)
     console.print(f"{time.perf_counter() - start:.0f} s in all")
+
+
+def _write(path: Path | None, known: Mapping[str, Line], kept: Mapping[str, Any]) -> str:
+    """The section, also into its page: as far as rows are there."""
+    written = section({name: kept["rows"][name] for name in known if name in kept["rows"]}, kept)
+    if path:
+        path.write_text(page(path.read_text(), written))
+    return written
 
 
 def _keep(path: Path | None, kept: Mapping[str, object]) -> None:
