@@ -154,9 +154,8 @@ def main() -> None:
     console = Console(width=140)
     start = time.perf_counter()
     kept = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
-    kept.setdefault(
-        "machine", {"date": f"{date.today()}", **machine(), "torch": torch.__version__, "threads": str(THREADS)}
-    )
+    where = {**machine(), "torch": torch.__version__, "threads": str(THREADS), "date": f"{date.today()}"}
+    kept.setdefault("machine", where)
     kept.setdefault("rows", {})
     chosen = [known[name] for name in options.row or known if name != "growth"]
     whole = sum(line.share for line in known.values())

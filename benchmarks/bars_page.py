@@ -12,8 +12,8 @@ PEERS = ("opacus hooks", "opacus ghost", "torch.func")
 SMALL = "norms-1"  # hardly anything to compute: its excess is the price of calls
 # What the counts cannot show, by row. Edit and render again: rows that are kept are not run again.
 FULL = (
-    "every unit's products are converted to float64 and added, Gram matrices of few positions are smaller products than "
-    "those of the plain step, and a batch is cut so that its factors stay below 192 MB"
+    "every unit's products are converted to float64 and added, Gram matrices of few positions are smaller products "
+    "than those of the plain step, and a batch is cut so that its factors stay below 192 MB"
 )
 NORMS = "beside the layers' own operations a step checks the model for changes, records, clips and adds up"
 REASONS = {
@@ -152,18 +152,15 @@ def _misses(rows: Mapping[str, Any], results: Mapping[str, Result]) -> str:
         )
         rest = excess - products
         if price is not None and name != SMALL:
-            calls = more * price / 1000 / times[0]
+            calls = max(min(more * price / 1000 / times[0], rest), 0.0)
             rest -= calls
-            text += f", {more:,} more calls at {price:.1f} microseconds for {100 * calls:+.1f}"
+            text += f", {more:,} more calls at up to {price:.1f} microseconds for {100 * calls:+.1f}"
         elif name == SMALL:
             text += f"; there are {more:,} more calls, at {price:.1f} microseconds each if they are all of the rest"
             rest = 0.0
         moved = (private["bytes"] - plain["bytes"]) / 2**20
         if name != SMALL:
-            text += (
-                f"; {100 * rest:+.1f} points are left, with {moved:+,.0f} MB more read and written by torch's "
-                f"operations, and sums in float64 and smaller products, which run slower than what they are counted as"
-            )
+            text += f"; {100 * rest:+.1f} points are left, with {moved:+,.0f} MB more read and written"
         if name in REASONS:
             text += f". What is behind that: {REASONS[name]}"
         if others := [bar for bar in missed if not bar.startswith("time")]:
@@ -172,7 +169,7 @@ def _misses(rows: Mapping[str, Any], results: Mapping[str, Result]) -> str:
     if price is not None and lines:
         lines.append(
             f"\nThe price of a call, {price:.1f} microseconds, is the whole excess of a step with one row over its "
-            f"further calls, so it includes Python and recording."
+            f"further calls, so it includes Python and recording; elsewhere calls get the excess at most."
         )
     return "\n".join(lines)
 
