@@ -103,7 +103,7 @@ class Engine:
             RowsMixed: A layer or the loss mixes rows.
             ValueError: The model or loss cannot be served; the message names the parameter or layer.
         """
-        circumstances = (self._slots.modes(self.model), tuple(varies(t) for t in leaves(batch)))
+        circumstances = self._circumstances(batch)
         if circumstances not in self._plans:
             self._plans[circumstances] = learning.blank_plan(self.model, self._plan)
         self._plan = plan = self._plans[circumstances]
@@ -237,7 +237,35 @@ class Engine:
             return rows
         return math.ceil(rows / max(math.ceil(rows * kept / _KEPT), 1))
 
+    def _circumstances(self, batch: Any) -> Any:
+        """What a plan holds for: training or evaluation of each module, and which integers of the batch vary."""
+        return self._slots.modes(self.model), tuple(varies(t) for t in leaves(batch))
+
     def _validate_private(self, batch: Any, grouped: Units) -> None:
+        """`validate` by the integers of a private batch, which must not change how all units are computed.
+
+        If the fast path was found before and is not right for integers that occur now, it stays: units for which it
+        raises are set aside one by one in the pass. If it is wrong without raising, the run stops, with a fixed
+        sentence. No warning is given.
+        """
+        before, shapes = self._plan, row_shapes(batch)
+        fold = None if before.learning or before.by_row else before.folds.get(shapes)
+        if fold is None:
+            self._validate_without_odd(batch, grouped)
+            return
+        served, before.quiet = before.served, True
+        self._validate_without_odd(batch, grouped)
+        if not self._plan.by_row and self._plan.folds.get(shapes) is not None:
+            return
+        before.by_row, before.served, before.folds[shapes] = False, served, fold
+        self._plans[self._circumstances(batch)] = self._plan = before
+        if learning.misleads(self.model, self.per_sample_loss, self._slots, batch, self._watch, before.coarse):
+            raise RowsMixed(
+                "For integers that occur now the model or the loss computes in another way, which the fast path would "
+                "get wrong. Check the engine with all of them beforehand: `engine.validate(batch)` on public rows."
+            )
+
+    def _validate_without_odd(self, batch: Any, grouped: Units) -> None:
         """`validate`, but an integer that the model cannot take (an unknown word) is its own unit's affair.
 
         Synthetic integers are drawn from those that occur, so one odd row could make every check raise, and with it a

@@ -39,7 +39,7 @@ class _Watch(torch.autograd.Function):
 def per_row_by_vmap(recorder: Recorder, func: Any, args: Any, kwargs: Any, handles: list[TracedParameter]) -> Any:
     """A function without a rule: its output as usual, its parameters' gradients by vmap over rows in the backward."""
     name = getattr(func, "__name__", str(func))
-    if recorder.plan.learning:
+    if recorder.plan.learning and not recorder.plan.quiet:
         say_once(recorder.plan.said, handles[0].target.names[0], repr(name))
     for handle in handles:
         recorder.uses(handle, f"torch.func ({name})")

@@ -43,6 +43,7 @@ class Plan:
     largest: float = 0.0  # numbers in the largest batch that was checked
     numbers: set[int] = field(default_factory=set)  # what the model and the loss could decide by, as hashes
     by_row: bool = False  # nothing but plain autograd, row by row, serves this model
+    quiet: bool = False  # no warnings: what is checked now was chosen by private rows
     learning: bool = True
 
     def forget(self) -> None:

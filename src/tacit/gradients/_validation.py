@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.gradients._batches import change, leaves, row_shapes
+from tacit.gradients._fallback import OF_THE_MACHINE
 from tacit.gradients._isolation import (
     PART,
     Loss,
@@ -44,7 +45,7 @@ def blank_plan(model: nn.Module, before: Plan | None = None) -> Plan:
     constants = {t.untyped_storage().data_ptr() for t in [*model.buffers(), *frozen] if t.numel()}
     if before is None:
         return Plan(constants=frozenset(constants))
-    return Plan(constants=frozenset(constants), said=before.said, reached=before.reached)
+    return Plan(constants=frozenset(constants), said=before.said, reached=before.reached, quiet=before.quiet)
 
 
 def validate(plan: Plan, model: nn.Module, loss: Loss, slots: ParameterSwap, batch: Any, watch: Watch) -> None:
@@ -81,9 +82,10 @@ def validate(plan: Plan, model: nn.Module, loss: Loss, slots: ParameterSwap, bat
     plan.learning = False
     if unwatched:
         plan.by_row = True
-        warnings.warn(
-            f"{unwatched}; the gradients of the whole model are computed row by row: much slower.", stacklevel=2
-        )
+        if not plan.quiet:
+            warnings.warn(
+                f"{unwatched}; the gradients of the whole model are computed row by row: much slower.", stacklevel=2
+            )
     elif wrong:
         _say_slow(plan, wrong[0])
     if plan.by_row:
@@ -135,11 +137,37 @@ def check_again(
 
 def _say_slow(plan: Plan, name: str) -> None:
     plan.by_row = True
-    warnings.warn(
-        f"The layer {name.rpartition('.')[0] or name!r} uses {name!r} in a way that no fast rule covers; the gradients "
-        f"of the whole model are computed row by row: the same result, much slower.",
-        stacklevel=2,
-    )
+    if not plan.quiet:
+        warnings.warn(
+            f"The layer {name.rpartition('.')[0] or name!r} uses {name!r} in a way that no fast rule covers; the "
+            f"gradients of the whole model are computed row by row: the same result, much slower.",
+            stacklevel=2,
+        )
+
+
+def misleads(model: nn.Module, loss: Loss, slots: ParameterSwap, batch: Any, watch: Watch, coarse: bool) -> bool:
+    """Whether the path in use gives another answer than plain autograd for such rows, and does not raise either."""
+    probe = Probe(model, loss, slots.parameters)
+    with moved(model, slots.parameters), torch.enable_grad():
+        given, weights, truth = check_many_apart(probe, batch, FEWEST, _DRAWS[0])
+        units = Units.singletons(FEWEST, weights.device)
+        try:
+            recorder, _ = watch(change(given, Tensor.clone), units)
+        except OF_THE_MACHINE:
+            raise
+        except Exception:  # rows that raise are found one by one, in the pass itself
+            return False
+    slack = 1e-6 * whole_norm(truth)
+    for name, value in truth.items():
+        piece = recorder.settled.get(name)
+        seen = (
+            torch.zeros_like(slots.parameters[name])
+            if piece is None
+            else piece.weighted_sum(weights.double(), units, None)
+        )
+        if not _agrees(seen, torch.zeros_like(seen) if value is None else value, coarse, slack, True):
+            return True
+    return False
 
 
 def _find_path(plan: Plan, weighted: Weighted, truth: Gradient) -> list[str]:

@@ -1,0 +1,126 @@
+"""Who else is there changes no unit's arithmetic: a unit whose gradient is zero leaves every other bit as it was."""
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tacit.gradients import ClippedSum, Engine, RowsMixed
+
+
+def weighted(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    return (model(*batch[:1], *batch[2:]) * batch[1]).flatten(1).sum(1)
+
+
+def differ(one: ClippedSum, other: ClippedSum) -> int:
+    return sum(int((one.sum[name] != other.sum[name]).sum()) for name in one.sum)
+
+
+@pytest.mark.parametrize("extra", [1, 4, 9])
+def test_a_convolution_of_units_beside_a_unit_of_another_size(extra: int) -> None:
+    # two rows of a unit cancel, so that an allowance for rounding decides its norm; 16 positions and 3 rows are just
+    # below where Gram matrices would pay if the mean number of rows decided
+    torch.manual_seed(0)
+    units, model = 20, nn.Conv2d(64, 64, 3, padding=1, bias=False)
+    x = torch.randn(units, 1, 64, 4, 4).expand(-1, 3, -1, -1, -1).flatten(0, 1)
+    signs = torch.tensor([1.0, -1.0, 0.003]).repeat(units).reshape(-1, 1, 1, 1)
+    y = torch.randn(units, 1, 64, 4, 4).expand(-1, 3, -1, -1, -1).flatten(0, 1) * signs
+    ids = torch.arange(units).repeat_interleave(3)
+    engine = Engine(model, weighted, clip=1.0)
+    alone = engine((x, y), unit_ids=ids)
+    nothing = torch.zeros(extra, 64, 4, 4)
+    more = torch.cat([ids, torch.full((extra,), units)])
+    assert differ(alone, engine((torch.cat([x, nothing]), torch.cat([y, nothing])), unit_ids=more)) == 0
+
+
+@pytest.mark.parametrize("rows", [3, 8, 33])
+def test_the_mean_of_long_units_beside_a_unit_of_another_size(rows: int) -> None:
+    torch.manual_seed(1)
+    units, model = 16, nn.LayerNorm(24)
+    x = torch.randn(units * rows, 5, 24)
+    y = 1e6 * torch.randn(units * rows, 5, 24)
+    ids = torch.arange(units).repeat_interleave(rows)
+    engine = Engine(model, weighted, clip=0.01)
+    alone = engine((x, y), unit_ids=ids)
+    nothing = torch.zeros(rows + 1, 5, 24)
+    more = torch.cat([ids, torch.full((rows + 1,), units)])
+    assert differ(alone, engine((torch.cat([x, nothing]), torch.cat([y, nothing])), unit_ids=more)) == 0
+    mixed = torch.randperm(len(ids))  # rows of a unit anywhere: only their own order matters, so sort within units
+    order = mixed[torch.argsort(ids[mixed], stable=True)].reshape(units, rows).sort(1).values.T.flatten()
+    apart = engine((x[order], y[order]), unit_ids=ids[order])
+    assert differ(alone, apart) == 0
+
+
+class Skipping(nn.Module):
+    """Rows with a flag skip the layer: rows stay apart, but the layer sees fewer of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32, bias=False)
+
+    def forward(self, x: Tensor, flag: Tensor) -> Tensor:
+        plain = flag == 0
+        return x.clone().index_put((torch.nonzero(plain).flatten(),), self.linear(x[plain]))
+
+
+def test_an_integer_of_one_unit_does_not_send_the_others_another_way() -> None:
+    torch.manual_seed(2)
+    units, model = 24, Skipping()
+    signs = torch.ones(16)
+    signs[::2] = -1
+    signs[0] *= 1.02
+    x = torch.randn(1, 1, 32).expand(units, 16, -1).clone()
+    y = torch.randn(1, 1, 32) * signs[None, :, None].expand(units, -1, -1)
+    flags = torch.zeros(units, dtype=torch.long)
+
+    def run(*more: Tensor) -> ClippedSum:
+        engine = Engine(model, weighted, clip=1.0)
+        engine.validate((torch.zeros_like(x), torch.zeros_like(y), flags), rows=units)  # as loops do before a charge
+        given = tuple(torch.cat(pair) for pair in zip((x, y, flags), more, strict=True)) if more else (x, y, flags)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a warning would tell that such a row is there
+            found = engine(given)
+            assert engine(given).sum["linear.weight"].equal(found.sum["linear.weight"])
+        assert not engine.by_row
+        return found
+
+    nothing = torch.zeros(1, 16, 32)
+    assert differ(run(), run(nothing, nothing, torch.ones(1, dtype=torch.long))) == 0
+
+
+class Doubling(nn.Module):
+    """With a flag the layer is used without being seen: its gradient is the double of what the fast path records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: Tensor, flag: Tensor) -> Tensor:
+        seen: Tensor = self.linear(x)
+        return seen * (1 + flag)[:, None, None]
+
+
+def test_integers_that_change_only_numbers_are_served_as_before() -> None:
+    torch.manual_seed(3)
+    model, flags = Doubling(), torch.zeros(6, dtype=torch.long)
+    x, y = torch.randn(6, 3, 4), torch.randn(6, 3, 4)
+    engine = Engine(model, weighted, clip=1e6)
+    engine.validate((x, y, flags))
+    flags[2] = 1
+    truth = torch.autograd.grad(weighted(model, (x, y, flags)).sum(), [model.linear.weight])[0]
+    assert torch.allclose(engine((x, y, flags)).sum["linear.weight"].float(), truth, atol=1e-5)
+
+
+def test_a_path_that_is_wrong_without_raising_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tacit.gradients import _validation
+
+    torch.manual_seed(4)
+    model, flags = Doubling(), torch.zeros(6, dtype=torch.long)
+    batch = (torch.randn(6, 3, 4), torch.randn(6, 3, 4), flags)
+    engine = Engine(model, weighted, clip=1.0)
+    engine.validate(batch)
+    right = _validation._agrees
+    monkeypatch.setattr(_validation, "_agrees", lambda *given: right(*given) and False)
+    with pytest.raises(RowsMixed, match="on public rows"):
+        engine((*batch[:2], torch.tensor([0, 1, 0, 1, 0, 1])))
