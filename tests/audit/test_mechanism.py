@@ -6,8 +6,11 @@ much as a test asks for is a matter of power: margins are six standard errors an
 
 import numpy as np
 import pytest
+import torch
 
 from tacit.audit import TWINS, Claim, PromiseBroken, mechanism, releases, sentence
+from tacit.audit._releases import paid
+from tacit.finetune import Decaying, Everyone
 from tacit.privacy import Budget, events
 
 RELATIONS = ("add-remove", "replace-one", "zero-out")
@@ -74,6 +77,24 @@ def test_the_ratio_of_a_cyclic_stream_is_the_likelihood_ratio() -> None:
     found = mechanism(release, Claim.of(event, delta=1e-2), trials=200_000)
     assert found.holds
     assert found.tightness > 0.70  # 0.79 is usual
+
+
+def test_noise_that_decays() -> None:
+    """AdpAlloc's schedule: the releases of four steps, all of which one unit moves, have mu^2 = sum of 1/sigma_t^2."""
+    schedule, steps = Decaying(shape="step", period=1, end=0.25), 4
+    event = schedule.event(2.0, sampler=Everyone(), size=1, steps=steps)
+    sigmas = [schedule.multiplier(2.0, step, steps) for step in range(steps)]
+    assert sigmas == pytest.approx([2.0, 2.0 * 0.25 ** (1 / 3), 2.0 * 0.25 ** (2 / 3), 0.5])
+
+    def release(present: bool, trials: int) -> np.ndarray:
+        with paid(event) as receipt:
+            made = schedule.releases(receipt)
+            total = releases.Sum.of(torch.full((trials,), float(present), dtype=torch.float64))
+            return np.stack([made(total, {"w": sigma})["w"].numpy() for sigma in sigmas], axis=1)
+
+    claim = Claim.of(event)
+    assert claim.mu == pytest.approx(sum(sigma**-2 for sigma in sigmas) ** 0.5, rel=1e-6)
+    assert 0.94 < mechanism(release, claim, trials=60_000).tightness <= 1
 
 
 @pytest.mark.parametrize("make", TWINS, ids=lambda make: make.__name__)

@@ -5,7 +5,9 @@ import inspect
 from pathlib import Path
 
 import tacit
+from tacit import finetune
 from tacit.audit import REGISTRY, covered
+from tacit.audit._steps import optimizers
 from tacit.privacy import mechanisms
 
 SOURCE = Path(tacit.__file__).parent
@@ -88,6 +90,24 @@ def test_every_stage_that_releases_names_its_audit() -> None:
     assert len(found) >= 8, "the scan has lost its way"
     missing = found - covered()
     assert not missing, f"register an audit (tacit.audit.audits) for: {', '.join(sorted(missing))}"
+
+
+def test_every_optimizer_is_attacked() -> None:
+    """Optimizers share the function that releases; their queries, and how they split the noise, are their own."""
+    made = {name for name in finetune.__all__ if _makes_an_optimizer(getattr(finetune, name))}
+    assert {"DPSGD", "HyFreeDP"} <= made, "the scan has lost its way"
+    elsewhere = {
+        "DPGD": "fine-tuning run",
+        "DPFTRL": "fine-tuning run",
+        "BandMF": "stream",  # with cyclic Poisson sampling; its query is that of DPSGD
+        "AdpAlloc": "training steps",  # its query is that of DPSGD; its schedule: test_mechanism.py
+    }
+    assert made == optimizers().keys() | elsewhere.keys()
+    assert set(elsewhere.values()) <= REGISTRY.keys()
+
+
+def _makes_an_optimizer(thing: object) -> bool:
+    return inspect.isfunction(thing) and inspect.signature(thing).return_annotation in ("Optimizer", finetune.Optimizer)
 
 
 def test_audits_name_nothing_that_is_not_there() -> None:
