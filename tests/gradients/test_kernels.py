@@ -151,6 +151,41 @@ def test_what_float32_is_too_narrow_for_is_infinite(odd: float) -> None:
 
 
 @compiled
+@pytest.mark.parametrize("shape", [(1, 1, 1), (7, 13, 29), (130, 97, 25), (300, 130, 193), (5, 260, 400)])
+def test_sums_of_outer_products(shape: tuple[int, int, int]) -> None:
+    """One position per row: exact for integers; for others as close to the truth as float64 is."""
+    rows, m, k = shape
+    u, v = (t[:, 0] for t in whole_numbers(rows, 1, m, k))
+    weights = torch.randint(1, 9, (rows,)).double() / 8
+    left_out = torch.arange(rows) % 5 == 1
+    assert torch.equal(
+        kernels.outer_sum(u, v, weights, None), torch.einsum("n,nm,nk->mk", weights, u.double(), v.double())
+    )
+    odd = u.masked_fill(left_out[:, None], torch.nan), v.masked_fill(left_out[:, None], torch.inf)
+    kept = torch.einsum("n,nm,nk->mk", weights * ~left_out, u.double(), v.double())
+    assert torch.equal(kernels.outer_sum(*odd, weights, left_out), kept)
+    u, v = torch.randn(rows, m + 2)[:, 1:-1], 1e30 * torch.randn(rows, k)
+    twin = (u.double() * weights[:, None]).T @ v.double()
+    most = (u.double() * weights[:, None]).abs().T @ v.double().abs()
+    assert bool(((kernels.outer_sum(u, v, weights, None) - twin).abs() <= 2 * rows * 2.0**-53 * most).all())
+
+
+@compiled
+def test_outer_products_over_threads() -> None:
+    u, v, weights = torch.randn(600, 110), torch.randn(600, 90), torch.rand(600).double()
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(kernels.outer_sum(u, v, weights, None))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@compiled
 @pytest.mark.parametrize("shape", [(1, 1), (3, 15), (4, 16), (5, 33), (2, 4992), (512, 100)])
 @pytest.mark.parametrize("scale", [1.0, 1e-42, 1e-30, 1e37])
 def test_square_norms_of_rows(shape: tuple[int, int], scale: float, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Four kernels in C for CPUs, `kernels.c`, compiled at first use where there is a C compiler; torch serves elsewhere.
+"""Five kernels in C for CPUs, `kernels.c`, compiled at first use where there is a C compiler; torch serves elsewhere.
 
 Per-unit products in float32 whose sum is float64 have no counterpart in torch: there each product is written to
 memory, read again and converted, which costs as much as the product. The kernels have the bounds of the code that they
@@ -63,6 +63,18 @@ def weighted_sum(u: Tensor, v: Tensor, weights: Tensor, left_out: Tensor | None,
     given = (*_described(u), *_described(v), weights.data_ptr(), skip.data_ptr(), rows, positions, run, k)
     call = _function("tacit_weighted_sum")
     _share(m, rows * positions * m * k, lambda first, last: call(*given, first, last, total.data_ptr()))
+    return total
+
+
+def outer_sum(u: Tensor, v: Tensor, weights: Tensor, left_out: Tensor | None) -> Tensor:
+    """sum_n w_n u_n v_n^T for matrices u and v, every product and sum in float64, 128 rows in one run of additions."""
+    (rows, m), k = u.shape, v.shape[1]
+    total = torch.empty(m, k, dtype=torch.float64)
+    weights = weights.contiguous()
+    skip = torch.zeros(rows, dtype=torch.bool) if left_out is None else left_out.contiguous()
+    given = (u.data_ptr(), u.stride(0), v.data_ptr(), v.stride(0), weights.data_ptr(), skip.data_ptr(), rows, k)
+    call = _function("tacit_outer_sum")
+    _share(m, rows * m * k, lambda first, last: call(*given, first, last, total.data_ptr()))
     return total
 
 
@@ -176,6 +188,7 @@ def _function(name: str) -> Callable[..., None]:
         "tacit_weighted_sum": (*tensor, *tensor, pointer, pointer, *[size] * 6, pointer),
         "tacit_ghost": (*tensor, size, *tensor, size, *[size] * 3, pointer, pointer, pointer),
         "tacit_norm_sums": (*tensor, *tensor, pointer, pointer, *[size] * 4, pointer, pointer),
+        "tacit_outer_sum": (pointer, size, pointer, size, pointer, pointer, *[size] * 4, pointer),
         "tacit_square_norms": (pointer, *[size] * 4, pointer),
     }[name]
     return function  # type: ignore[no-any-return]

@@ -233,3 +233,73 @@ void tacit_square_norms(const float *values, size row, size width, size first, s
         found[n] = total;
     }
 }
+
+enum { HALF = LANES / 2, SPAN = 3 * HALF, TALL = 128 };
+typedef double doubles __attribute__((vector_size(8 * HALF)));
+
+/* out (HIGH x SPAN) += sum over t of a[t]^T b[t], in double. */
+static void outer(const double *restrict a, const double *restrict b, size length, double *out, size step) {
+    doubles sums[HIGH][3] = {{{0}}};
+    for (size t = 0; t < length; t++) {
+        doubles b0, b1, b2;
+        memcpy(&b0, b, sizeof b0);
+        memcpy(&b1, b + HALF, sizeof b1);
+        memcpy(&b2, b + 2 * HALF, sizeof b2);
+#pragma GCC unroll 8
+        for (int i = 0; i < HIGH; i++) {
+            sums[i][0] += a[i] * b0;
+            sums[i][1] += a[i] * b1;
+            sums[i][2] += a[i] * b2;
+        }
+        a += HIGH;
+        b += SPAN;
+    }
+    for (int i = 0; i < HIGH; i++) {
+        const double *from = (const double *)sums[i];
+        for (int j = 0; j < SPAN; j++)
+            out[i * step + j] += from[j];
+    }
+}
+
+/* As `pack`, but of rows of a matrix, in double, each multiplied by its weight (1 without weights) or zero. */
+static inline __attribute__((always_inline)) void widen(const float *from, size step, const double *weights, const unsigned char *skip, size length,
+                  size columns, size wide, double *to) {
+    for (size first = 0; first < columns; first += wide) {
+        const size some = columns - first < wide ? columns - first : wide;
+        for (size t = 0; t < length; t++, to += wide) {
+            const float *line = from + t * step + first;
+            const double weight = weights ? weights[t] : 1;
+            if (some == wide && !skip[t]) {
+                for (size i = 0; i < wide; i++)
+                    to[i] = weight * (double)line[i];
+            } else {
+                for (size i = 0; i < wide; i++)
+                    to[i] = i < some && !skip[t] ? weight * (double)line[i] : 0;
+            }
+        }
+    }
+}
+
+/* total[first:last] = sum_n w_n u_n v_n^T, all in double, LONGEST rows at a time; u (rows, m), v (rows, k), total (m, k).
+   Rows with skip[n] are not touched. */
+void tacit_outer_sum(const float *u, size u_row, const float *v, size v_row, const double *weights,
+                     const unsigned char *skip, size rows, size k, size first, size last, double *total) {
+    double a[TALL * LONGEST], b[COLUMNS * LONGEST], sums[TALL * COLUMNS];
+    for (size row = first; row < last; row += TALL) {
+        const size high = last - row < TALL ? last - row : TALL;
+        for (size column = 0; column < k; column += COLUMNS) {
+            const size wide = k - column < COLUMNS ? k - column : COLUMNS;
+            memset(sums, 0, (high + HIGH - 1) / HIGH * HIGH * COLUMNS * sizeof *sums);
+            for (size start = 0; start < rows; start += LONGEST) {
+                const size length = rows - start < LONGEST ? rows - start : LONGEST;
+                widen(u + start * u_row + row, u_row, weights + start, skip + start, length, high, HIGH, a);
+                widen(v + start * v_row + column, v_row, NULL, skip + start, length, wide, SPAN, b);
+                for (size j = 0; j < wide; j += SPAN)
+                    for (size i = 0; i < high; i += HIGH)
+                        outer(a + i * length, b + j * length, length, sums + i * COLUMNS + j, COLUMNS);
+            }
+            for (size i = 0; i < high; i++)
+                memcpy(total + (row + i) * k + column, sums + i * COLUMNS, wide * sizeof *total);
+        }
+    }
+}
