@@ -127,7 +127,8 @@ class ParameterSwap:
             for module, forward in rewritten:
                 module.__dict__["forward"] = partial(forward, module)
             for norm, weight, bias in norms:
-                use = (recorder, *(None if name is None else handles[name].target for name in (weight, bias)))
+                gain, shift = (None if name is None else handles[name].target for name in (weight, bias))
+                use = (recorder, gain, shift)
                 names = tuple(name for name in (weight, bias) if name is not None)
                 norm.__dict__["forward"] = partial(norm_layers.forward, norm, use, names)
             yield
