@@ -336,13 +336,13 @@ def test_not_ready_without_its_database(service: Service) -> None:
 def test_the_page_needs_no_script(service: Service, clinic: Ledger) -> None:
     for _ in range(3):
         clinic.charge("clinic", EVENT, stage="finetune")
-    page = httpx.get(service.url, auth=("anybody", service.token(Role.READ, subject="clinic")), timeout=300.0)
+    page = httpx.get(service.url, auth=("any name", service.token(Role.READ, subject="clinic")), timeout=300.0)
     assert page.status_code == 200
     assert "<script" not in page.text
     for words in ("Budgets", "What is left", "Last entries", "All 4 entries and totals hold", "ε = "):
         assert words in page.text
     assert page.headers["cache-control"] == "no-store"
-    card = httpx.get(f"{service.url}/card", auth=("anybody", service.token(Role.READ)), timeout=300.0)
+    card = httpx.get(f"{service.url}/card", auth=("any name", service.token(Role.READ)), timeout=300.0)
     assert card.text.startswith("# Privacy card")
 
 

@@ -105,7 +105,7 @@ def test_large_requests_at_a_time_are_bounded_together() -> None:
     """Four clients send nearly all of the largest request and stop: a fifth is refused, a small request is not."""
     app = FastAPI()
     app.state.metrics = Metrics()
-    app.add_middleware(Observed, largest=16_000, sorry=Response(status_code=500))
+    app.add_middleware(Observed, largest=16_000, failure=Response(status_code=500))
 
     @app.post("/")
     async def length(request: Request) -> int:

@@ -1,6 +1,6 @@
 """Canaries: synthetic people, of whom a fair coin decides whether they are in the data of one run.
 
-They are drawn with torch's generator from a public seed: nothing about them is anybody's secret but the coins.
+They are drawn with torch's generator from a public seed: nothing about them is secret but the coins.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class Team:
             portions: Those of a step, the same on every rank.
 
         Returns:
-            Every so-manieth of them.
+            Those at rank, rank + size, rank + 2 size, …
         """
         return list(portions[self.rank :: self.size])
 

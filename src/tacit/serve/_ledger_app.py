@@ -68,7 +68,7 @@ def ledger_app(url: str, *, rate: float = 50.0, burst: int = 200) -> FastAPI:
     app.state.book, app.state.tokens = book, Tokens(book.engine)
     app.state.limit, app.state.strangers = RateLimit(rate, burst), RateLimit(5.0, 20)
     app.state.turns = new_turns()
-    app.add_middleware(Observed, largest=_LARGEST, sorry=_answer(503, _LATER))
+    app.add_middleware(Observed, largest=_LARGEST, failure=_answer(503, _LATER))
     app.include_router(router)
     app.state.metrics = Metrics()
     app.include_router(health_routes(book.head, app.state.metrics))

@@ -77,7 +77,7 @@ def model_app(model: Served, *, name: str = "model", admin_token: str | None = N
         strict_content_type=False,  # clients of the protocol, curl among them, do not all name their content's type
     )
     app.state.metrics = metrics = Metrics()
-    app.add_middleware(Observed, largest=largest, sorry=JSONResponse({"error": _FAILED}, status_code=500))
+    app.add_middleware(Observed, largest=largest, failure=JSONResponse({"error": _FAILED}, status_code=500))
     app.include_router(health_routes(lambda: model.example, metrics))
     for kind in (ValueError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _refused)

@@ -45,12 +45,12 @@ class Observed:
     A body of more than `largest` bytes is refused with 413, before it is read where the request names its length. All
     large bodies that are being read or answered have at most four times that together: beyond it 429.
 
-    An unexpected error is answered with `sorry`, and its kind and place are logged: its text may quote what was asked
+    An unexpected error is answered with `failure`, and its kind and place are logged: its text may quote what was asked
     (a database's has the values of its query), so neither it nor its traceback goes any further.
     """
 
-    def __init__(self, app: ASGIApp, *, largest: int, sorry: Response) -> None:
-        self.app, self.largest, self.sorry = app, largest, sorry
+    def __init__(self, app: ASGIApp, *, largest: int, failure: Response) -> None:
+        self.app, self.largest, self.failure = app, largest, failure
         self._held = 0  # bytes of all bodies in memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,7 +93,7 @@ class Observed:
         except Exception as error:
             wrong = place_of(error)
             if not status:  # nothing was answered yet
-                await self.sorry(scope, receive, answer)
+                await self.failure(scope, receive, answer)
         finally:
             self._held -= got
             self._note(scope, state, status or 500, time.perf_counter() - began, wrong)

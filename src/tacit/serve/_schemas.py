@@ -46,7 +46,7 @@ class Settlement(Strict):
 
 
 class Lease(Strict):
-    """The holder's word that releases up to a number are given away."""
+    """The holder states that releases up to a number are given away."""
 
     holder: Holder
     kind: Literal["lease", "saved", "kept"]
