@@ -1,31 +1,41 @@
-"""What was tried on corruptions that are not reported on: sources to leave out, and how to split a small budget.
+"""What was tried on corruptions that are not reported on, and what is left without any noise on those that are.
 
-`python -m tools.recalibration_tried trimmed FOLDER` and `… split FOLDER` print the numbers behind two paragraphs of
-the page. Outputs are computed once and kept in the folder. Seeds are fixed; everything is public and simulated.
+`python -m tools.recalibration_tried trimmed FOLDER` (sources to leave out), `… split FOLDER` (how to split a small
+budget), `… altered FOLDER` (the same on altered copies) and `… floors FOLDER` (the same samples without noise) print
+the numbers behind paragraphs of the page; the folder of the last two is that of `studies.recalibration.page`. Outputs
+are computed once and kept in the folder. Seeds are fixed; everything is public and simulated.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import isotonic_regression
 from torch import Tensor
 
-from studies.recalibration.data import Shifted, shifted
+from studies import runner
+from studies.recalibration.data import CLEAN, DataSet, Shifted, from_file, shifted
 from studies.recalibration.lies import Lie
-from tacit.calibrate import Ask, GapCells, GapSlope, Outcome, Setting, SignedGap, Simulation, reference
+from tacit.calibrate import Ask, GapCells, GapCurve, GapSlope, Outcome, Setting, SignedGap, Simulation, reference
 from tacit.calibrate import _aggregate as aggregate
 from tacit.calibrate import _curve as curve
+from tacit.calibrate._outputs import bin_of
 from tacit.calibrate._search import drive, fit_gap
 from tacit.privacy import Budget
 
 Outputs = tuple[str, Tensor, Tensor]
 SOURCES, SAMPLES = 50, 30
+ALTERED = (  # noise and class biases on the logits, and their scale
+    (0.0, 0.0, 0.6), (0.0, 0.0, 1.5), (0.0, 2.0, 1.0), (1.0, 1.0, 1.0), (2.0, 0.0, 1.0), (2.0, 2.0, 1.0),
+    (3.0, 1.0, 0.8), (3.0, 3.0, 1.0), (4.0, 2.0, 0.6), (5.0, 3.0, 0.5), (6.0, 5.0, 0.4),
+)  # fmt: skip
 FIRST = math.exp(14 / 64)  # the temperature at which a single question is asked
 
 
@@ -41,11 +51,12 @@ def trimmed(folder: Path, trials: int = 100) -> Iterator[str]:
                 aggregate._kept.cache_clear()
                 errors = []
                 for lie in (None, "hidden-5", "colluding-5"):
-                    tamper = None if lie is None else Lie.of(lie).told(samples)
+                    tamper = None if lie is None else Lie.of(lie).tamper(samples)
                     trial = simulation.run(SignedGap(), budget=Budget(epsilon, 0.0), tamper=tamper)
                     harmed = float((trial.ece_after - trial.ece_before > 0.01).double().mean())
                     errors.append(f"{float(trial.ece_after.mean()):.4f} ({harmed:.2f})")
-                yield f"{name}, {sources} x {samples}, epsilon {epsilon:g}, {share or 'nobody'}: {', '.join(errors)}"
+                where = f"{name}, {sources} x {samples}, epsilon {epsilon:g}"
+                yield f"{where}, {0 if share is None else share:g} left out: {', '.join(errors)}"
 
 
 def split(folder: Path, trials: int = 40, epsilon: float = 0.2) -> Iterator[str]:
@@ -69,6 +80,93 @@ def split(folder: Path, trials: int = 40, epsilon: float = 0.2) -> Iterator[str]
             errors = [float(local.mean()), float(simulation.run_in(setting, SignedGap()).ece_after.mean())]
             errors += [float(_curved(simulation, setting, share).mean()) for share in (0.5, 0.3, 0.15, 0.0)]
             yield f"{name}, {honest} honest: {' '.join(f'{error:.4f}' for error in errors)}"
+
+
+def altered(folder: Path, trials: int = 20) -> Iterator[str]:
+    """The same shares on copies of outputs that are in-sample already, with noise and biases on their logits."""
+    clean = _reported(folder, "trust")[0]
+    sets = [(clean, (0.0, 0.0, 1.0)), *((clean, one) for one in ALTERED)]
+    sets += [(one, change) for one in _reported(folder, "trust-cifar") for change in ((0.0, 0.0, 1.0), (1.5, 1.0, 1.0))]
+    rows: list[list[float]] = []
+    for place, (one, (noise, bias, scale)) in enumerate(sets):
+        rng = np.random.default_rng(place)
+        logits = np.log(one.probs.clip(1e-30)) if one.logits is None and one.probs is not None else one.logits
+        assert logits is not None
+        moved = logits + noise * rng.standard_normal(logits.shape) + bias * rng.standard_normal(logits.shape[1])
+        simulation = Simulation(
+            logits=scale * moved, labels=one.labels, sources=SOURCES, samples=SAMPLES, trials=trials
+        )
+        setting = Setting(sources=SOURCES, samples=SOURCES * SAMPLES, budget=Budget(0.2, 0.0), noise="laplace")
+        secure = replace(setting, aggregate="secure", honest=SOURCES // 2)
+        errors = [simulation.run_in(kind, SignedGap()).ece_after for kind in (setting, secure)]
+        errors += [_curved(simulation, secure, share) for share in (0.5, 0.3, 0.15, 0.0)]
+        rows.append([float(each.mean()) for each in errors])
+        what = f"{one.name}, noise {noise:g}, bias {bias:g}, scale {scale:g}"
+        yield f"{what}: {' '.join(f'{error:.4f}' for error in rows[-1])}"
+    yield f"mean: {' '.join(f'{sum(each) / len(rows):.4f}' for each in zip(*rows, strict=True))}"
+
+
+def floors(folder: Path, trials: int = 20) -> Iterator[str]:
+    """Epsilon 0.2 with 50 sources of 30, beside what the same 1,500 samples give without any noise."""
+    names = (
+        "local noise",
+        "one noise, half collude",
+        "one noise, none colludes",
+        "half for a curve, half collude",
+        "half for a curve, none colludes",
+        "no noise: a temperature",
+        "a gap curve",
+        "an isotonic map",
+        "a perfect map",
+    )
+    for title, recipe in (("severity 3", "trust"), ("severity 5", "trust-severity-5"), ("", "trust-cifar")):
+        columns: dict[str, list[list[float]]] = {}
+        for one in _reported(folder, recipe):
+            simulation = Simulation(**one.arrays, sources=SOURCES, samples=SAMPLES, trials=trials)
+            column = one.name if one.name == CLEAN or not title else title
+            columns.setdefault(column, []).append([float(errors.mean()) for errors in _compared(simulation)])
+        for column, rows in columns.items():
+            means = [sum(values) / len(rows) for values in zip(*rows, strict=True)]
+            yield f"{column}: " + ", ".join(f"{name} {mean:.4f}" for name, mean in zip(names, means, strict=True))
+
+
+def _reported(folder: Path, recipe: str) -> list[DataSet]:
+    config = runner.read(Path("recalibration") / f"{recipe}.toml")[1]
+    known = [] if config.shifted is None else shifted(config.shifted, folder / recipe / "outputs", lambda *_: None)
+    return known + [from_file(one) for one in config.files]
+
+
+def _compared(simulation: Simulation) -> Iterator[Tensor]:
+    """Errors per trial; the last two are of an isotonic fit and of labels that are drawn from such a fit."""
+    setting = Setting(sources=SOURCES, samples=SOURCES * SAMPLES, budget=Budget(0.2, 0.0), noise="laplace")
+    yield simulation.run_in(setting, SignedGap()).ece_after
+    secure = [replace(setting, aggregate="secure", honest=honest) for honest in (SOURCES // 2, SOURCES)]
+    for one in secure:
+        yield simulation.run_in(one, SignedGap()).ece_after
+    for one in secure:
+        yield _curved(simulation, one, 0.5)
+    for method in (SignedGap(), GapCurve()):
+        yield simulation.run_in(replace(setting, aggregate="sum", budget=Budget(math.inf, 0.0)), method).ece_after
+    confidence, correct = simulation.outputs.confidence(1.0).numpy(), simulation.outputs.correct.numpy()
+    rng, fitted, perfect = np.random.default_rng(2), [], []
+    for rows in simulation.assigned.numpy():
+        rest = np.setdiff1d(np.arange(len(correct)), rows)
+        fitted.append(_error(_isotonic(confidence[rows], correct[rows], confidence[rest]), correct[rest]))
+        true = _isotonic(confidence[rest], correct[rest], confidence[rest])
+        perfect.append(_error(true, rng.uniform(size=len(true)) < true))
+    yield torch.tensor(fitted)
+    yield torch.tensor(perfect)
+
+
+def _isotonic(confidence: Any, correct: Any, at: Any) -> Any:
+    """The nondecreasing function of the confidence that fits best in squares, linear between the samples."""
+    order = np.argsort(confidence, kind="stable")
+    return np.interp(at, confidence[order], isotonic_regression(correct[order]).x)
+
+
+def _error(claimed: Any, correct: Any) -> float:
+    bins = bin_of(torch.from_numpy(claimed), 15).numpy()
+    return float(np.abs(np.bincount(bins, correct - claimed, 15)).sum() / len(correct))
 
 
 def _curved(simulation: Simulation, setting: Setting, share: float) -> Tensor:
@@ -99,12 +197,20 @@ def _shifted(folder: Path, severity: int, *, clean: bool = True) -> Iterator[Out
         yield one.name, torch.as_tensor(one.logits), torch.as_tensor(one.labels)
 
 
+TRIED: dict[str, Callable[[Path], Iterator[str]]] = {
+    "trimmed": trimmed,
+    "split": split,
+    "altered": altered,
+    "floors": floors,
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("trimmed", "split"))
+    parser.add_argument("what", choices=tuple(TRIED))
     parser.add_argument("folder", type=Path)
     options = parser.parse_args(arguments)
-    for line in {"trimmed": trimmed, "split": split}[options.what](options.folder):
+    for line in TRIED[options.what](options.folder):
         print(line, flush=True)
 
 

@@ -35,13 +35,13 @@ class Lie:
             raise ValueError(f"sources lie as one of {', '.join(get_args(Kind))}, such as extreme-5; not as {text!r}")
         return cls(kind, float(percent))  # type: ignore[arg-type]
 
-    def told(self, size: int) -> Callable[[Tensor, Ask, float], Tensor]:
-        """What becomes of the answers (trials x sources x values) of sources with ``size`` samples each."""
+    def tamper(self, size: int) -> Callable[[Tensor, Ask, float], Tensor]:
+        """The function that changes the answers (trials x sources x values) of sources with ``size`` samples each."""
 
-        def tamper(answers: Tensor, asked: Ask, scale: float) -> Tensor:
+        def tampered(answers: Tensor, asked: Ask, scale: float) -> Tensor:
             liars = max(1, round(self.percent / 100 * answers.shape[1]))
-            said = answers.clone()
-            part = said[:, :liars]
+            changed = answers.clone()
+            part = changed[:, :liars]
             largest = max(abs(asked.statistic.low), asked.statistic.high)
             if self.kind == "extreme":
                 part[:] = 2 * largest * (size + 1) + 27 * scale
@@ -51,6 +51,6 @@ class Lie:
                 part.neg_()
             else:
                 part.add_((2 if self.kind == "colluding" else 1) * math.sqrt(2) * scale)
-            return said
+            return changed
 
-        return tamper
+        return tampered

@@ -63,7 +63,7 @@ def render(result: Result) -> Findings:
             "headline": {group: _headline_facts(result, group) for group in groups(result)} if summary else {},
             "sweeps": {sweep.name: _sweep_facts(result, sweep) for sweep in result.study.sweeps},
         },
-        not_covered=["everybody whose samples are in these outputs: they were declared public"],
+        not_covered=["the people whose samples are in these outputs, which were declared public"],
     )
 
 

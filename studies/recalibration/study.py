@@ -134,7 +134,7 @@ class Cell:
             aggregate=arm.aggregate,
             honest=self.sources - self.sources // 2,  # secure aggregation: up to half of the sources may collude
         )
-        return simulation.run_in(setting, method, tamper=None if arm.lie is None else arm.lie.told(self.samples))
+        return simulation.run_in(setting, method, tamper=None if arm.lie is None else arm.lie.tamper(self.samples))
 
 
 @dataclass(frozen=True, kw_only=True)
