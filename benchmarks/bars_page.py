@@ -155,7 +155,7 @@ def _misses(rows: Mapping[str, Any], results: Mapping[str, Result]) -> str:
             calls = max(min(more * price / 1000 / times[0], rest), 0.0)
             rest -= calls
             text += f", {more:,} more calls at up to {price:.1f} microseconds for {100 * calls:+.1f}"
-        elif name == SMALL:
+        elif name == SMALL and price is not None:
             text += f"; there are {more:,} more calls, at {price:.1f} microseconds each if they are all of the rest"
             rest = 0.0
         moved = (private["bytes"] - plain["bytes"]) / 2**20
