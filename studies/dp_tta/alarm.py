@@ -46,7 +46,7 @@ def followed(rate: float | Literal["auto"], steps: int, seed: int = 0) -> Any:
             monitor=True,
             seed=seed,
         )
-    told: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "rate": adapter.optimize["lr"],
         "forecast": any("carry the model away" in str(each.message) for each in said),
         "alarm": None,
@@ -55,9 +55,9 @@ def followed(rate: float | Literal["auto"], steps: int, seed: int = 0) -> Any:
     for step, batch in zip(range(1, steps + 1), stream.batches(BATCH), strict=False):
         right += int((adapter(batch.images).argmax(1) == batch.labels).sum())
         rows += len(batch)
-        if adapter.watch.alarm and told["alarm"] is None:
-            told["alarm"] = {"step": step, "because": adapter.watch.alarm}
-        yield told | {"steps": step, "strain": adapter.watch.strain, "accuracy": 100 * right / rows}
+        if adapter.watch.alarm and facts["alarm"] is None:
+            facts["alarm"] = {"step": step, "because": adapter.watch.alarm}
+        yield facts | {"steps": step, "strain": adapter.watch.strain, "accuracy": 100 * right / rows}
 
 
 def main(out: Path, steps: int) -> None:

@@ -100,7 +100,7 @@ def main(out: Path, runs: int) -> None:
                 once = attacked(form, attackers[name], shown, run)
                 key = name, batch
                 found[key] = found[key].together(once) if key in found else once
-        told = [
+        facts = [
             {
                 "form": name,
                 "batch": batch,
@@ -110,7 +110,7 @@ def main(out: Path, runs: int) -> None:
             }
             for (name, batch), each in found.items()
         ]
-        (out / "membership.json").write_text(json.dumps({"runs": run + 1, "found": told}, indent=1))
+        (out / "membership.json").write_text(json.dumps({"runs": run + 1, "found": facts}, indent=1))
 
 
 if __name__ == "__main__":

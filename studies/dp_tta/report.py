@@ -59,11 +59,16 @@ def render(result: Result) -> Findings:
         facts={"cells": [_facts(result, arm, setting) for setting in study.settings for arm in result.arms]},
         ledgers=[Book.of(Ledger(path, create=False), name) for name, path in result.ledgers.items()],
         assumptions=[
-            "one row per person: every base image occurs once in a stream, under one shift",
+            "one row per person: "
+            + (
+                "a base image may occur under several shifts, and each occurrence stands for another person"
+                if result.study.data.reuse
+                else "every base image occurs once in a stream, under one shift"
+            ),
             "arrival times, batch sizes and the length of the stream are public",
         ],
         not_covered=[
-            "what a person is told about their own image, which depends on their own image",
+            "the prediction for a person's own image, which depends on their own image",
             "the choice of hyperparameters: it was made on other, public data and other shifts",
         ],
     )

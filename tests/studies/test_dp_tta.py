@@ -178,6 +178,14 @@ def test_every_clipping_of_the_ablations(clipping: str, kind: type) -> None:
     assert isinstance(adapter.privacy.clip, kind)
 
 
+def test_noise_in_blocks_is_correlated_over_256_steps_whatever_the_length() -> None:
+    arm = Arm(form="dp", epsilon=1.0, clip=0.3, noise="blocks")
+    assert arm.name == "DP-Tent (eps 1, blocks)"
+    adapter = arm.adapter(embedded(), anchor=None, classes=10, horizon=7, ledger=Ledger("sqlite://"))
+    assert isinstance(adapter.privacy, DP)
+    assert (adapter.privacy.noise, adapter.privacy.horizon) == ("correlated", 256)
+
+
 def test_an_arm_is_the_adapter_it_says() -> None:
     arm = Arm(method="sar-come", form="dp-v2", epsilon=3.0, clip=0.2, noise="correlated", batch_size=8, radius=0.1)
     adapter = arm.adapter(embedded(), anchor=None, classes=10, horizon=7, ledger=Ledger("sqlite://"))

@@ -63,7 +63,7 @@ class Adapter:
     Gaussian noise; a unit takes part in at most `contributions` steps, so the sequence of all parameters is one
     Gaussian release of what is charged before the first step (see `privacy.correlated` for correlated noise), however
     long the stream is. Filters that read the past, SAR's second gradient and its reset are not there; what follows the
-    noise reads only released values. What a person is told about their own image depends on their own image: the
+    noise reads only released values. The prediction for a person's own image depends on their own image: the
     guarantee covers everyone else's.
 
     Args:
@@ -179,8 +179,8 @@ class Adapter:
                 privacy, self.origin, batch_size=batch_size, momentum=momentum, optimizer=optimizer, noise=noise
             )
         if self.stream is not None and optimizer == "sgd":
-            told: Any = {"lr": float(self.optimize["lr"]), "batch_size": batch_size, "momentum": momentum}
-            self.watch.forecast(strain_of_noise(privacy, self.origin, noise=self.stream.noise_multiplier, **told))
+            terms: Any = {"lr": float(self.optimize["lr"]), "batch_size": batch_size, "momentum": momentum}
+            self.watch.forecast(strain_of_noise(privacy, self.origin, noise=self.stream.noise_multiplier, **terms))
         self.optimizer = self._new_optimizer()
         self._kind: Any = None  # of a row, from the first batch on
         self._read = logits

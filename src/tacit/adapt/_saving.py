@@ -205,8 +205,8 @@ def _restore(adapter: Adapter, tensors: dict[str, Tensor], facts: dict[str, Any]
     for name, origin in adapter.origin.items():
         origin.copy_(tensors[f"origin.{name}"])
     if adapter.statistics is not None:
-        *_, noise = told = tensors["statistics"].double().cpu()
-        adapter.statistics.moments, adapter.statistics.noise = told[:-1].clone(), float(noise)
+        *_, noise = saved = tensors["statistics"].double().cpu()
+        adapter.statistics.moments, adapter.statistics.noise = saved[:-1].clone(), float(noise)
         adapter.statistics.publish()
     checkpoints.load_optimizer(adapter.optimizer, tensors, facts["optimiser"])
     device = next(iter(adapter.parameters.values())).device

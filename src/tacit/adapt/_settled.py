@@ -69,19 +69,19 @@ def kind_of(images: Any) -> str:
     return ", ".join(f"{name}: {t.dtype} of {t.dim()} dimensions on {t.device}" for name, t in pairs)
 
 
-def statistics_of(model: nn.Module, told: Statistics | None, privacy: Privacy) -> Statistics:
+def statistics_of(model: nn.Module, chosen: Statistics | None, privacy: Privacy) -> Statistics:
     """Whose statistics BatchNorm layers use; refuses what cannot be."""
-    if told is not None and told not in KINDS:
-        raise ValueError(f"statistics is one of {', '.join(KINDS)}, not {told!r}.")
+    if chosen is not None and chosen not in KINDS:
+        raise ValueError(f"statistics is one of {', '.join(KINDS)}, not {chosen!r}.")
     if not has_batch_norm(model):
-        if told in ("batch", "private"):
-            raise ValueError(f"statistics={told!r} is for BatchNorm layers, and this model has none: leave it out.")
+        if chosen in ("batch", "private"):
+            raise ValueError(f"statistics={chosen!r} is for BatchNorm layers, and this model has none: leave it out.")
         return "source"
-    if told == "batch" and isinstance(privacy, DP):
+    if chosen == "batch" and isinstance(privacy, DP):
         raise ValueError('Statistics of the batch mix people: with DP(...) give statistics="private" or "source".')
-    if told == "private" and not isinstance(privacy, DP):
+    if chosen == "private" and not isinstance(privacy, DP):
         raise ValueError('statistics="private" goes with DP(...): without noise say "batch" or "source".')
-    return told or ("batch" if privacy is None else "source")
+    return chosen or ("batch" if privacy is None else "source")
 
 
 def adapted(model: nn.Module, scheme: str, share: float) -> list[str]:

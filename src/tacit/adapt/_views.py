@@ -144,11 +144,11 @@ def seen_by(model: nn.Module, inputs: Any, read: Read | None = None) -> Seen:
     if read is not None and isinstance(found, tuple) and len(found) == 2:
         found, counts = found
     if not isinstance(found, Tensor) or found.dim() < 2 or found.shape[-1] < 2:
-        told = ""
+        hint = ""
         if isinstance(found, Tensor) and (found.dim() == 1 or found.shape[-1] == 1):
-            told = " One number per row is a regression, which has no entropy, or a binary classifier with one logit: "
-            told += "then say logits=adapt.binary."
-        raise ValueError(f"Adaptation needs a classifier: one row of at least two logits per image.{told}")
+            hint = " One number per row is a regression, which has no entropy, or a binary classifier with one logit: "
+            hint += "then say logits=adapt.binary."
+        raise ValueError(f"Adaptation needs a classifier: one row of at least two logits per image.{hint}")
     if found.dim() > 2 and read is None:
         raise ValueError(
             f"The model returns {tuple(found.shape)}, not rows x classes: say where the classes are with logits=, a "
@@ -165,7 +165,7 @@ def logits_of(model: nn.Module, inputs: Any, read: Read | None = None) -> Tensor
 
 
 def blank_rows(model: nn.Module, inputs: Any, rows: int) -> Any:
-    """Made-up rows like these, whose values are not looked at: zeros, and for integers what every embedding knows.
+    """Synthetic rows like these, whose values are not looked at: zeros, and for integers what every embedding knows.
 
     Masks are ones: a row of which nothing is attended to is no row. Where the model has no embedding integers are 0, 1.
     """
