@@ -69,10 +69,11 @@ def test_cells_are_what_a_simulation_gives(done: tuple[Result, Path]) -> None:
 
 
 def test_redealing_is_dealing() -> None:
-    whole = Simulation(logits=LOGITS, labels=LABELS, sources=3, samples=50, trials=10, seed=4)
+    rows = {"logits": LOGITS[:500], "labels": LABELS[:500], "trials": 3, "seed": 4}
+    whole = Simulation(**rows, sources=3, samples=50)
     whole.run(ECET(), budget=PURE)
     again = whole.repartitioned(sources=20, samples=7)
-    plain = Simulation(logits=LOGITS, labels=LABELS, sources=20, samples=7, trials=10, seed=4)
+    plain = Simulation(**rows, sources=20, samples=7)
     for method in (ECET(), HistogramBinning(), AccT()):
         one, other = again.run(method, budget=PURE), plain.run(method, budget=PURE)
         assert one.ece_after.tolist() == other.ece_after.tolist()
