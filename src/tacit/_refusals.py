@@ -8,7 +8,9 @@ details go to the function given as `curator=` (an `ErrorEvent`), or nowhere.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tacit._curator import Curator, ErrorEvent, report_error
@@ -43,6 +45,25 @@ def attempt(function: Callable[..., T], *args: Any, sentence: str, curator: Cura
         event = ErrorEvent(_MEMORY if memory else sentence, text_of(error))
     report_error(curator, event)
     raise MemoryError(_MEMORY) if memory else Refusal(sentence)
+
+
+@contextmanager
+def recorded_warnings() -> Iterator[list[str]]:
+    """The texts of warnings of foreign code that is given private rows: they are shown to no recipient.
+
+    Which warnings there are is decided by the filters as they stand; only where they go is changed.
+    """
+    texts: list[str] = []
+    shown = warnings.showwarning
+
+    def keep(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        texts.append(f"{category.__name__}: {message}")
+
+    warnings.showwarning = keep
+    try:
+        yield texts
+    finally:
+        warnings.showwarning = shown
 
 
 def text_of(error: BaseException) -> str:

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -293,3 +294,37 @@ def test_blocks_are_used_again_when_nothing_is_left_of_their_tensors() -> None:
     assert same(sent[3], kept[1])
     del part
     assert inbox.free() == 1
+
+
+class Warning4711(Items):
+    """A decoder that warns of one row, with a number of it; in a worker it prints as well, as decoders in C do."""
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        if i == 17:
+            warnings.warn("image of 4711 pixels", stacklevel=1)
+            if os.getpid() != self.owner:
+                os.write(2, b"image of 4711 pixels\n")
+        return super().__getitem__(i)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_warning_about_a_row_reaches_the_curator_alone(workers: int, capfd: pytest.CaptureFixture[str]) -> None:
+    heard: list[CuratorEvent] = []
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        fit(
+            net(),
+            Warning4711(),
+            optimizer=DPGD(steps=2, lr=0.1),
+            epsilon=8.0,
+            delta=1e-3,
+            size=COUNT,
+            ledger=Ledger("sqlite://"),
+            subject="people",
+            workers=workers,
+            curator=heard.append,
+        )
+    printed = capfd.readouterr()
+    assert "4711" not in printed.out + printed.err + "".join(str(each.message) for each in shown)
+    told = [event.details for event in heard if isinstance(event, ErrorEvent)]
+    assert any("image of 4711 pixels" in details for details in told)

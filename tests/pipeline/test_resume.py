@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tacit import _checkpoints as checkpoints
 from tacit import pipeline
 from tacit.privacy import Budget, Ledger, ReceiptError, events, replay
 from tests.pipeline.killed import Killed, costs, dying, killed_and_resumed, writes
@@ -99,6 +100,32 @@ def test_a_search_does_not_go_on_with_other_data(home: Path, monkeypatch: pytest
         pipeline.run(pipeline.read(recipe), home / "out")
     table.write_text(told)
     assert pipeline.run(pipeline.read(recipe), home / "out").tuned is not None
+    assert not list(home.glob("tacit-*"))
+
+
+def test_a_search_that_is_killed_behind_its_model_does_not_release_another(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, model = home / "pipeline.toml", home / "out" / "stages" / "tune" / "model.safetensors"
+    recipe.write_text(RECIPES["a search"])
+    write = checkpoints.write
+
+    def dying_behind_the_model(path: Path, content: bytes, mode: int = 0o644) -> None:
+        write(path, content, mode)
+        if path == model:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "write", dying_behind_the_model)
+        with pytest.raises(Killed):
+            pipeline.run(pipeline.read(recipe), home / "out")
+    released = model.read_bytes()
+    outcome = pipeline.run(pipeline.read(recipe), home / "out")
+    assert outcome.tuned is not None
+    assert model.read_bytes() == released
+    entries = outcome.ledger.entries()
+    charged = {entry.receipt for entry in entries if entry.kind == "charge"}
+    assert charged == {entry.receipt for entry in entries if entry.kind == "settle"}  # nothing can be drawn on any
     assert not list(home.glob("tacit-*"))
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tacit._curator import Curator, ErrorEvent, report_error
 from tacit._guard_rails import warn_of_pixels
-from tacit._refusals import Refusal, of_the_machine, text_of
+from tacit._refusals import Refusal, of_the_machine, recorded_warnings, text_of
 from tacit.data import Broken, Records, Rows
 from tacit.finetune._workers import ahead
 from tacit.gradients import RowsMixed, change
@@ -29,6 +29,7 @@ Compute = Callable[[Rows, Tensor | None], T]  # of rows, and which of them are m
 
 LOOKED_AT = 5  # units that agree on what rows look like
 UNREADABLE = "The rows of a unit cannot be used: it contributes nothing, in its place."
+WARNED = "There was a warning while rows were read. They are used as they came."
 LATER = "Some rows cannot be read now. Nothing of this step was released: run again to go on."
 DIFFERENT = (
     "Rows cannot be read, or differ in shape or type (up to five units were looked at): give rows of one shape and "
@@ -60,7 +61,8 @@ def likeness(records: Records, *, training: bool, curator: Curator | None = None
     drawn_uniforms = torch.full((1, records.uniforms), 0.5) if training else None
     for unit in range(looked):
         try:
-            found.append(_first(records.rows(torch.tensor([unit]), drawn_uniforms)))
+            with recorded_warnings():
+                found.append(_first(records.rows(torch.tensor([unit]), drawn_uniforms)))
         except Exception as error:
             if isinstance(error, Refusal):
                 raise
@@ -146,9 +148,14 @@ class Reader:
             yield ((portion, *self._taken(rows)) for portion, rows in found)
 
     def read(self, portion: Portion) -> Found:
-        """What can be done in any process: nothing is reported, and nothing raises because of a row."""
-        with sampling.reading_randomness(portion.key) if draws(self.records) else nullcontext():
-            return self._read(*portion[:2])
+        """What can be done in any process: nothing is reported or printed, and nothing raises because of a row."""
+        with (
+            recorded_warnings() as texts,
+            sampling.reading_randomness(portion.key) if draws(self.records) else nullcontext(),
+        ):
+            found = self._read(*portion[:2])
+        warned = tuple(ErrorEvent(WARNED, text) for text in dict.fromkeys(texts))
+        return found._replace(problems=warned + found.problems)
 
     def _read(self, units: Tensor, uniforms: Tensor | None) -> Found:
         like = self._like(units)

@@ -142,6 +142,7 @@ def _serve(ours: Connection[Any, Any], pipe: Connection[Any, Any], read: Read) -
             ours.close()  # a forked copy of the other end: while it is open, no end of file says that the run has died
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _print_nothing()
         torch.set_num_threads(1)
         _keep_memory()
         tasks: SimpleQueue[Any] = SimpleQueue()
@@ -152,6 +153,14 @@ def _serve(ours: Connection[Any, Any], pipe: Connection[Any, Any], read: Read) -
             pipe.send(outbox.pack(read(task), number))
     except BaseException:  # its text may tell of a row
         os._exit(1)
+
+
+def _print_nothing() -> None:
+    """Decoders in C print what they think of a file, and a user's data set may print a row."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 def _keep_memory() -> None:

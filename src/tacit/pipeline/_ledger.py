@@ -59,6 +59,12 @@ class RunLedger(Ledger):
                 self.settle(receipt, receipt.releases)
         self._issued.clear()
 
+    def finish_interrupted(self, subject: str) -> None:
+        """Close every receipt of this run and subject that an earlier process left open: what it released is there."""
+        while (found := self._open(subject)) is not None:
+            receipt = replay.adopt(self, found)
+            self.settle(receipt, receipt.releases)
+
     def remaining(self, subject: Any) -> Remaining:
         """As `Ledger.remaining`, with what this run has charged: it is resumed, and not charged again."""
         left = super().remaining(subject)
@@ -79,10 +85,15 @@ class RunLedger(Ledger):
     def _interrupted(self, subject: str, event: Any, stage: str, note: str) -> str | None:
         if subject not in {known.name for known in self.subjects()}:
             return None
+        return self._open(subject, (event, stage, note))
+
+    def _open(self, subject: str, like: tuple[Any, str, str] | None = None) -> str | None:
+        """The first charge of this run that was neither settled nor drawn on; only one with these terms, if given."""
         entries = self.entries(subject)
         over = {e.receipt for e in entries if e.kind == "settle" or (e.kind != "charge" and e.body.get("upto", 0))}
         for entry in entries:
-            same = entry.kind == "charge" and entry.receipt not in over
-            if same and (entry.body["event"], entry.body["stage"], entry.body["note"]) == (event, stage, note):
+            if entry.kind != "charge" or entry.receipt in over or not self._own(entry.body["note"]):
+                continue
+            if like is None or (entry.body["event"], entry.body["stage"], entry.body["note"]) == like:
                 return entry.receipt
         return None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import nn
 
@@ -42,9 +44,10 @@ def run_tune(work: Work, settings: Tune, how: Finetune) -> Search:
 
     Formal guarantee: that of `tune.linear_scaling`. A trial leaves as its score, which is written down when the trial
     ends, and then its receipts are closed; of one that a kill interrupted nothing has left, and it starts anew on what
-    was charged for it (`RunLedger`).
+    was charged for it (`RunLedger`). The final run leaves as one file, written in one piece, with its model and all
+    that a resumed run needs: once it is there, nothing is drawn on its charge again.
     """
-    done = work.folder.read("tune", _RESULT)
+    done = work.folder.read("tune", _RESULT) or _interrupted(work)
     outputs = count_of(getattr(work.recipe.data, "classes", 2))
     if done is not None:
         _mark(work).unlink(missing_ok=True)  # of a kill right at the end
@@ -87,11 +90,23 @@ def run_tune(work: Work, settings: Tune, how: Finetune) -> Search:
         "decisions": list(found.decisions),
     }
     state = {name: value.detach().cpu().contiguous() for name, value in found.model.state_dict().items()}
-    checkpoints.write(work.folder.stage("tune") / _MODEL, save(state))
-    work.folder.write("tune", _RESULT, kept)
+    checkpoints.write(work.folder.stage("tune") / _MODEL, save(state, {_RESULT: json.dumps(kept)}))
     work.ledger.finish()
+    work.folder.write("tune", _RESULT, kept)
     _mark(work).unlink(missing_ok=True)
     return Search(model=found.model, **_fields(kept))
+
+
+def _interrupted(work: Work) -> dict[str, Any] | None:
+    """The result of a search whose model was written when it was killed; it is written down now."""
+    file = work.folder.stage("tune") / _MODEL
+    if not file.exists():
+        return None
+    with safe_open(file, framework="pt") as opened:
+        kept: dict[str, Any] = json.loads(opened.metadata()[_RESULT])
+    work.ledger.finish_interrupted(work.parts["tune"].subjects[0])
+    work.folder.write("tune", _RESULT, kept)
+    return kept
 
 
 def _mark(work: Work) -> Path:
