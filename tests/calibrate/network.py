@@ -110,10 +110,10 @@ class Network:
         settings = {key.replace("_", "-"): value for key, value in settings.items()} | {"out": str(out)}
         deadline = time.monotonic() + HANG
         while True:  # the superlink may still be starting
-            told = self._flwr("run", str(copy), "here", "--run-config", toml(settings), "--format", "json")
-            if told.get("run-id"):
-                return str(told["run-id"]), out
-            assert time.monotonic() < deadline, f"no run could be started: {told}\n{self.log('link')[-2000:]}"
+            printed_facts = self._flwr("run", str(copy), "here", "--run-config", toml(settings), "--format", "json")
+            if printed_facts.get("run-id"):
+                return str(printed_facts["run-id"]), out
+            assert time.monotonic() < deadline, f"no run could be started: {printed_facts}\n{self.log('link')[-2000:]}"
             time.sleep(0.3)
 
     def finish(self, run: str, out: Path, limit: float = HANG) -> tuple[str, dict[str, Any]]:
@@ -147,13 +147,13 @@ class Network:
                 start_new_session=True,
             )
         deadline = time.monotonic() + HANG
-        while (told := _read(printed)) is None and process.poll() is None and time.monotonic() < deadline:
+        while (printed_facts := _read(printed)) is None and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        told = told or _read(printed)
-        return {"said": printed.read_text(errors="replace")} if told is None else told
+        printed_facts = printed_facts or _read(printed)
+        return {"said": printed.read_text(errors="replace")} if printed_facts is None else printed_facts
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -81,7 +81,7 @@ def test_without_noise_bins_may_be_empty() -> None:
     found = simulation.run(GapCurve(bins=15), budget=Budget(math.inf, 0.0), aggregate="sum").outcome.corrections
     assert found is not None
     assert torch.isfinite(found).all()
-    assert found[:, 0].abs().max() < 0.05  # nobody is there: what is near says little
+    assert found[:, 0].abs().max() < 0.05  # no sample is there: what is near says little
 
 
 def test_the_map_is_linear_between_the_middles_and_keeps_the_class() -> None:

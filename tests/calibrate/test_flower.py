@@ -200,11 +200,11 @@ def test_dead_garbled_and_late_clients_are_left_out_and_named(tmp_path: Path) ->
         assert found["temperature"] == expected.temperature
         before = [charges(one["ledger"]) for one in made]
         assert before[:4] == [found["queries"]] * 3 + [1]  # the fourth had charged and answered when it died
-        status, told = network.finish(*network.submit(project, quorum=1.0, **asked))
+        status, answer = network.finish(*network.submit(project, quorum=1.0, **asked))
         assert status == "finished:failed"
-        assert "sources stated their terms" in told["error"]
-        assert "7 are needed" in told["error"]
-        assert "Zacharias" not in network.log("link") + json.dumps(found) + json.dumps(told)
+        assert "sources stated their terms" in answer["error"]
+        assert "7 are needed" in answer["error"]
+        assert "Zacharias" not in network.log("link") + json.dumps(found) + json.dumps(answer)
     assert [charges(one["ledger"]) for one in made][:5] == before[:5]
     # the question that it died over has its answer, kept before it could leave: asked again, it is that, free of charge
     with sqlite3.connect(made[3]["ledger"]) as kept:
@@ -292,10 +292,10 @@ def test_faults_are_named_and_tell_nothing(tmp_path: Path, fault: str) -> None:
     how, reason = FAULTS[fault]
     nodes = {place: (client_app(), settings(tmp_path, place)) for place in range(3)}
     nodes[2] = (spoiled(how), nodes[2][1])  # type: ignore[assignment]
-    with pytest.raises(CalibrationError, match=reason) as told:
+    with pytest.raises(CalibrationError, match=reason) as raised:
         Calibrator(budget=BUDGET).run(transport(nodes), run_id="a")
-    assert "clinic-2" in str(told.value)
-    assert "secret" not in str(told.value)
+    assert "clinic-2" in str(raised.value)
+    assert "secret" not in str(raised.value)
     found = Calibrator(budget=BUDGET, quorum=0.6).run(transport(nodes), run_id="a")
     silent = Without(here(tmp_path, 3), {"clinic-2"})
     assert found.temperature == Calibrator(budget=BUDGET, quorum=0.6).run(silent, run_id="a").temperature
@@ -344,10 +344,10 @@ def test_a_reply_to_another_message_is_not_taken(tmp_path: Path) -> None:
 )
 def test_a_source_with_wrong_settings_says_a_code_only(tmp_path: Path, change: dict[str, Any], code: str) -> None:
     nodes = {0: (client_app(), settings(tmp_path, 0) | change)}
-    with pytest.raises(CalibrationError) as told:
+    with pytest.raises(CalibrationError) as raised:
         transport(nodes).terms()
-    assert REFUSALS[code] in str(told.value)
-    assert "nowhere" not in str(told.value)
+    assert REFUSALS[code] in str(raised.value)
+    assert "nowhere" not in str(raised.value)
 
 
 def test_the_text_of_an_exception_stays_at_home(tmp_path: Path) -> None:

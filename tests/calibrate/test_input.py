@@ -227,7 +227,7 @@ def test_one_noise_for_all_on_the_command_line(tmp_path: Path, capsys: pytest.Ca
     assert "up to 1 of the other sources collude" in said
     card = " ".join((tmp_path / "out" / "privacy-card.md").read_text().split())
     assert "each source's promise holds if up to 1 of the other sources collude with the aggregator: 2 shares" in card
-    assert "nobody sees more than totals" in card
+    assert "only totals over the sources are seen" in card
     assert "--colluding is for secure aggregation" in run(capsys, *RUN, *given[:2], "--colluding", "0.4")[1]
     assert "--trust is local or" in run(capsys, *RUN, *given[:2], "--trust", "me")[1]
 

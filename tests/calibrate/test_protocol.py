@@ -203,7 +203,7 @@ def test_a_forecast_says_what_it_assumes_and_an_interval_when_it_tells_nothing()
     bold = Calibrator(budget=Budget(0.2, 0.0), cautious=False).run(few)
     assert bold.interval is not None
     assert math.log(bold.interval[1] / bold.interval[0]) > 0.9 * math.log(6)
-    assert bold.notes[-1] == "The interval tells next to nothing: it is most of the range that was searched, 0.5 to 3."
+    assert bold.notes[-1] == "The interval says next to nothing: it is most of the range that was searched, 0.5 to 3."
     many = [Source("all", logits=LOGITS, labels=LABELS, budget=Budget(50.0, 0.0), size=len(LABELS))]
     assert "next to nothing" not in str(Calibrator(budget=Budget(50.0, 0.0)).run(many))
 
@@ -288,7 +288,9 @@ def test_an_impossible_answer_is_left_out_and_named() -> None:
         (sources_of(slices(2, 5), budget=Budget(0.5, 1e-6)), "gaussian noise, and laplace is asked for"),
     ],
 )
-def test_sources_that_cannot_be_asked_are_told_before_anything_is_charged(sources: list[Source], message: str) -> None:
+def test_sources_that_cannot_be_asked_are_refused_before_anything_is_charged(
+    sources: list[Source], message: str
+) -> None:
     with pytest.raises(CalibrationError, match=message):
         run(AccT(), sources)
     assert all(one.spent.epsilon == 0 for one in sources)

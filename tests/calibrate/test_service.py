@@ -49,12 +49,12 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_results_are_numbered_and_the_same_folder_goes_on(programs: Path) -> None:
     service = CalibrationService(folder=programs / "service", settings=SETTINGS)
-    told: list[tuple[int, Any]] = []
-    service.run(every=1e-3, runs=2, told=lambda place, found: told.append((place, found["name"])))
-    assert told == [(1, "0001"), (2, "0002")]
+    seen: list[tuple[int, Any]] = []
+    service.run(every=1e-3, runs=2, on_result=lambda place, found: seen.append((place, found["name"])))
+    assert seen == [(1, "0001"), (2, "0002")]
     service.result(1).unlink()  # as if it had been stopped before this result was kept
-    service.run(every=1e-3, runs=3, told=lambda place, found: told.append((place, found["name"])))
-    assert told[2:] == [(1, "0001"), (3, "0003")]
+    service.run(every=1e-3, runs=3, on_result=lambda place, found: seen.append((place, found["name"])))
+    assert seen[2:] == [(1, "0001"), (3, "0003")]
     assert json.loads(service.result(3).read_text())["temperature"] == 1.5
     assert (programs / "started").read_text() == "xx"
 
@@ -68,7 +68,7 @@ def test_no_superlink_is_left_behind(programs: Path) -> None:
         os.killpg(link.pid, 0)
 
 
-def test_a_superlink_that_ends_is_told_with_its_log(programs: Path) -> None:
+def test_a_superlink_that_ends_is_reported_with_its_log(programs: Path) -> None:
     (programs / "flower-superlink").write_text(f"#!{sys.executable}\nraise SystemExit(3)\n")
     (programs / "flwr").write_text(f"#!{sys.executable}\nprint('no connection')\n")
     service = CalibrationService(folder=programs / "service", settings=SETTINGS)

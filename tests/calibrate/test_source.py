@@ -348,7 +348,7 @@ def test_garbage_is_no_answer(data: Any, message: str) -> None:
 
 
 def test_a_row_on_which_the_classifier_raises_contributes_zero() -> None:
-    """Everybody else's logits are what they are without it, to the last bit; the curator alone hears of it."""
+    """The other rows' logits are what they are without it, to the last bit; only the curator is informed."""
     torch.manual_seed(0)
     inputs, labels = torch.randn(6, 4), torch.arange(6) % 3
     linear, heard = torch.nn.Linear(4, 3), []

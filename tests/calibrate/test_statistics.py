@@ -86,7 +86,7 @@ def test_no_unit_of_several_rows_moves_it_further(
 
 @pytest.mark.parametrize("bins", [2, 5])
 def test_the_l2_sensitivity_of_a_histogram_is_reached_and_not_above_it(bins: int) -> None:
-    """All pairs of contributions: nobody, or one bin's total with or without its correct; and means of several rows."""
+    """All pairs of contributions: none, or one bin's total with or without its correct; and means of several rows."""
     corners = [torch.zeros(2 * bins)]
     for place in range(bins):
         wrong = torch.zeros(2 * bins).index_fill_(0, torch.tensor([place + bins]), 1.0)

@@ -17,7 +17,7 @@ products of exponential and normal density are the same function of r), so that 
 
 odd, increasing and below 1/b: no answer counts for more than that, however large it is. For Gaussian noise of deviation
 b the density is N(0, s^2 + b^2) and its score r / (s^2 + b^2) has no bound. So every score is cut at ``_CUT`` times
-sqrt(E psi^2): for Gaussian noise that is Huber's estimator (95 % efficient where nobody lies, and the best there is
+sqrt(E psi^2): for Gaussian noise that is Huber's estimator (95 % efficient where all are honest, and the best there is
 against a given share of arbitrary answers), for Laplace noise it changes nothing unless the noise is small beside s.
 
 Sources of different sizes: d/dmu of log f(x - n mu) is n psi(r), so mu solves sum_i w_i psi_i(x_i - n_i mu) = 0 with
@@ -103,7 +103,7 @@ class Answers:
 
     @cached_property
     def weight(self) -> Tensor:
-        """How much each source counts; all zero where there is no noise to hide behind, or nobody to compare with."""
+        """How much each source counts; all zero where there is no noise to hide behind, or no other source."""
         there = self.counted[self.counted > 0]
         if self.scale == 0 or not len(there):
             return torch.zeros_like(self.counted)
@@ -215,7 +215,7 @@ def tail(probability: float, noise: Noise, scale: float) -> float:
 
 
 def deviation(sizes: Tensor, variance: float, *, noise: Noise, scale: float, values: int = 1) -> float:
-    """The standard deviation of the estimate of a total, of noise and samples together, where nobody lies.
+    """The standard deviation of the estimate of a total, of noise and samples together, where all are honest.
 
     Args:
         sizes: The number of units of each source.

@@ -163,7 +163,7 @@ def book_of(ledger: Ledger, answers: str | Path | None = None) -> AnswerBook:
         The answers.
 
     Raises:
-        ValueError: The ledger is behind a service, and nobody said where answers are kept.
+        ValueError: The ledger is behind a service, and no file for the answers was given.
     """
     with _lock:
         if answers is not None:
@@ -178,7 +178,7 @@ def book_of(ledger: Ledger, answers: str | Path | None = None) -> AnswerBook:
 def reopen(ledger: Ledger, subject: str, *, answers: str | Path | None = None) -> None:
     """Let the questions of a subject be asked again that a killed process had begun and not answered.
 
-    Formal guarantee: an answer is kept before it leaves, so one that was not kept has reached nobody. The caller knows
+    Formal guarantee: an answer is kept before it leaves, so one that was not kept has not left. The caller knows
     that the process which began them is gone, and pays for them again or adopts what it had charged
     (`privacy.replay.adopt`).
 

@@ -114,13 +114,13 @@ class Result:
         """What each source's promise rests on, in sentences."""
         said = (
             f"each of the {self.sources} sources spent this from a ledger of its own: {self.queries} queries",
-            "somebody who is in several sources is charged at each of them",
+            "a person who is in several sources is charged at each of them",
         )
         if self.trust == "local" or not self.queries:
             return said
         return (
             *said,
-            "secure aggregation: the aggregator follows the protocol, and nobody sees more than totals of the sources",
+            "secure aggregation: the aggregator follows the protocol, and only totals over the sources are seen",
             f"each source's promise holds if up to {self.colluding} of the other sources collude with the aggregator: "
             f"{self.honest} shares of noise, its own among them, are all that was charged for. If more collude, it is "
             "weaker than stated",

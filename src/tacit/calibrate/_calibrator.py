@@ -311,7 +311,7 @@ class Calibrator:
         low, high = getattr(self.method, "low", 1.0), getattr(self.method, "high", 1.0)
         if interval is not None and math.log(interval[1] / interval[0]) >= _WIDE * math.log(high / low):
             notes.append(
-                f"The interval tells next to nothing: it is most of the range that was searched, {low:g} to {high:g}."
+                f"The interval says next to nothing: it is most of the range that was searched, {low:g} to {high:g}."
             )
         return notes
 

@@ -5,7 +5,7 @@ the sum of correct - confidence, and what that leaves of a bound of 1 (``GapCell
 in a bin follows: a right sample of confidence m adds (1 - m, m), a wrong one (-m, 1 - m), so that for the sums (g, s)
 of n samples with confidences near the middle m of their bin n = (g (1 - 2m) + s) / ((1 - m)^2 + m^2).
 
-The belief: delta is a Gaussian process, sigma^2 exp(-(c - c')^2 / (2 l^2)), and a constant whose deviation is what is
+The prior: delta is a Gaussian process, sigma^2 exp(-(c - c')^2 / (2 l^2)), and a constant whose deviation is what is
 known of the gap at the temperature. sigma is one of ``_SIZES``, equally probable beforehand, 0 among them: nothing to
 correct. The noise is known, so the answers say how probable each sigma is, and the correction is the mean over them
 (Bayesian model averaging). Where there is much noise or little to correct it is near 0, with Platt's bias of the top
@@ -38,7 +38,7 @@ def corrections(totals: Tensor, *, samples: float, noise: float, constant: float
         constant: The standard deviation of what is known of the gap over all confidences.
 
     Returns:
-        The mean of the belief about delta.
+        The posterior mean of delta.
     """
     bins = totals.shape[1] // 2
     middle = middles(bins)

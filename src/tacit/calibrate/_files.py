@@ -202,7 +202,9 @@ def _csv(path: Path, labels_key: str | None, others: tuple[str, ...]) -> dict[st
     if place is not None:
         rows = _class_numbers(path, header or [], rows, place)
     width = len(rows[0]) if rows else len(header or [])
-    if not all(len(row) == width and all(map(_number, row)) for row in rows):  # which line it is would tell whose
+    if not all(
+        len(row) == width and all(map(_number, row)) for row in rows
+    ):  # the number of a line would say whose it is
         raise ValueError(f"{path}: every line has the same number of columns, all of them numbers; some have not.")
     values = np.array(rows, dtype=np.float64).reshape(len(rows), width)
     if labels_key and (place is None or place >= width):

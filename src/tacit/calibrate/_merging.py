@@ -20,7 +20,7 @@ def with_temperature(model: nn.Module, temperature: float, inputs: Any = None) -
         model: A classifier whose logits are the output of its head.
         temperature: Above 0.
         inputs: A batch on which the copy is compared with the model, public or synthetic. Without it one is drawn,
-            where the model tells what it takes.
+            where the model states what it takes.
 
     Raises:
         ValueError: The logits are not linear in the head, or nothing is known to try it on.

@@ -118,8 +118,8 @@ class Query:
             raise ValueError("A query has a printable id of at most 200 characters.")
 
     def to_json(self) -> dict[str, Any]:
-        told = {"id": self.id, "statistic": self.statistic.to_json(), "price": self.price.to_json()}
-        return told if self.shares is None else told | {"shares": self.shares.to_json()}
+        found = {"id": self.id, "statistic": self.statistic.to_json(), "price": self.price.to_json()}
+        return found if self.shares is None else found | {"shares": self.shares.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Query:

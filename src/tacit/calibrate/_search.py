@@ -63,7 +63,7 @@ Objective = Callable[[Tensor], Tensor]
 
 
 def drive(search: Search, ask: Callable[[Ask], list[Tensor]]) -> Outcome:
-    """Run a search against whoever answers; ``ask`` returns the totals of all questions so far (trials x values)."""
+    """Run a search; ``ask`` returns the totals of all questions so far (trials x values)."""
     asked: list[Ask] = []
     totals: list[Tensor] = []
     try:
@@ -108,7 +108,7 @@ _SLOPE_MISFIT = 0.03  # of a slope that was cut, and of the parabola
 _GAP_MISFIT = 0.02  # how far a gap may be from the parabola; intervals allow for it, the search does not
 _FLATTEST = 0.03  # a curve that is known to rise is not solved as if it were flat
 _STEP = 1 / 64  # temperatures are asked for on this grid of log T
-_SURE = 0.87  # the gate: how probable it must be that T = 1 is wrong by more than half of what is believed
+_SURE = 0.87  # the gate: how probable it must be that T = 1 is wrong by more than half of the posterior mean
 
 
 def fit_gap(
@@ -116,14 +116,14 @@ def fit_gap(
 ) -> Search:
     """Follow the signed gap and its slope to where the gap is zero: ``steps`` questions.
 
-    Each answer updates a Gaussian belief about the curve (Bayesian linear regression: ``stds``, the deviations of the
-    two totals over ``samples`` units, are known, so no variance is estimated); the next question is where the curve is
-    believed to cross zero. What is uncertain stays near the prior, whose root is T = 1. The interval holds the
-    temperatures around the one found at which the believed gap is within ``z`` standard deviations of zero, of noise
+    Each answer updates a Gaussian posterior of the curve (Bayesian linear regression: ``stds``, the deviations of the
+    two totals over ``samples`` units, are known, so no variance is estimated); the next question is where the
+    posterior mean crosses zero. What is uncertain stays near the prior, whose root is T = 1. The interval holds the
+    temperatures around the one found at which the posterior gap is within ``z`` standard deviations of zero, of noise
     and sampling together, and a fixed allowance for the parabola; it ends where that is so no more, since the gap rises
     with T: beyond a temperature at which it is surely not zero it is even further from it.
 
-    The gate: with m and s the mean and deviation of the believed gap at T = 1, moving is kept only if Phi(|m| / (2 s))
+    The gate: with m and s the posterior mean and deviation of the gap at T = 1, moving is kept only if Phi(|m| / (2 s))
     is at least ``_SURE``. A step that removes a gap m which is really g does harm where |g - m| > |g|, that is where g
     is beyond m/2 on the side of zero: with probability 1 - Phi(|m| / (2 s)). Otherwise T stays exactly 1.
     """
@@ -148,8 +148,8 @@ def fit_gap(
                 precision = precision + row[:, :, None] * row[:, None, :] / error
                 shift = shift + row * (value / error)[:, None]
         covariance = torch.linalg.inv(precision)
-        belief = (covariance @ shift[:, :, None])[:, :, 0]
-        gap = _rising(belief, grid)
+        mean = (covariance @ shift[:, :, None])[:, :, 0]
+        gap = _rising(mean, grid)
         place = gap.abs().argmin(dim=1)
     spread = torch.einsum("gi,tij,gj->tg", curve, covariance, curve).sqrt()
     surely_not = gap.abs() > z * spread + _GAP_MISFIT
@@ -159,7 +159,7 @@ def fit_gap(
     at_one = (grid == 0).nonzero()[:, 0]
     kept = torch.zeros(trials, dtype=torch.bool)
     if len(at_one):
-        kept = torch.special.ndtr(belief[:, 0].abs() / (2 * covariance[:, 0, 0].sqrt())) < _SURE
+        kept = torch.special.ndtr(mean[:, 0].abs() / (2 * covariance[:, 0, 0].sqrt())) < _SURE
         place = torch.where(kept, at_one, place)
         lowest, last = torch.minimum(lowest, place), torch.maximum(last, place)
     return Outcome(
@@ -180,11 +180,11 @@ def _grid(start: float, stop: float) -> Tensor:
     return grid
 
 
-def _rising(belief: Tensor, grid: Tensor) -> Tensor:
-    """The believed curve on the grid, with its slope kept positive: integrated from its value at the middle."""
-    slope = (belief[:, 1:2] + belief[:, 2:3] * grid).clamp_min(_FLATTEST)
+def _rising(mean: Tensor, grid: Tensor) -> Tensor:
+    """The posterior mean of the curve on the grid, its slope kept positive: integrated from its value at the middle."""
+    slope = (mean[:, 1:2] + mean[:, 2:3] * grid).clamp_min(_FLATTEST)
     pieces = (slope[:, 1:] + slope[:, :-1]) / 2 * grid.diff()
     height = torch.cat([torch.zeros_like(pieces[:, :1]), pieces.cumsum(dim=1)], dim=1)
     anchor = int((grid - grid.mean()).abs().argmin())
-    value = belief[:, 0] + belief[:, 1] * grid[anchor] + belief[:, 2] * grid[anchor] ** 2 / 2
+    value = mean[:, 0] + mean[:, 1] * grid[anchor] + mean[:, 2] * grid[anchor] ** 2 / 2
     return value[:, None] + height - height[:, anchor : anchor + 1]

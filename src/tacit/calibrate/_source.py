@@ -1,7 +1,7 @@
 """A source: a hospital, say, that holds private outputs and labels, its own ledger and its own budget.
 
-It needs to trust nobody. It answers a query with noise that it derives itself, refuses what it cannot afford, and gives
-the same question the same answer.
+It has to trust no other party. It answers a query with noise that it derives itself, refuses what it cannot afford, and
+gives the same question the same answer.
 """
 
 from __future__ import annotations
@@ -137,9 +137,9 @@ class Source:
         size: What the source publishes as its number of units: nothing by default, since under add-remove that number
             is private; under replace-one it is public by definition and stated by default.
         seed: Reproducible noise: "seeded: not private".
-        trust: "local": every answer has all the noise that its promise needs, and nobody has to be trusted.
+        trust: "local": every answer has all the noise that its promise needs, and no other party has to be trusted.
             "secure-aggregation": the source adds a share of one noise, and its promise holds as long as the total alone
-            is seen and at most `colluding` of the sources tell theirs.
+            is seen and at most `colluding` of the sources reveal theirs.
         colluding: With secure aggregation: the share of the sources in a total that may collude against this one.
 
     Raises:
@@ -209,7 +209,7 @@ class Source:
         """A source from a classifier and the batches of (inputs, labels) that it is run on, once, here.
 
         A row on which the classifier raises has logits that are not finite, and contributes zero to everything; it
-        keeps its place in its batch, and nobody else's logits depend on it. A `curator=` is called with
+        keeps its place in its batch, and no other row's logits depend on it. A `curator=` is called with
         a `tacit.ErrorEvent` for it.
         """
         curator = as_curator(options.pop("curator", None), "Source.from_model")
@@ -263,7 +263,7 @@ class Source:
         Raises ``Refused`` or ``BudgetExceeded`` (nothing charged).
 
         Formal guarantee: for the source's unit and relation (where a unit that takes another's place brings an id that
-        nobody else has), the answer is a Laplace or Gaussian release at the
+        no other unit has), the answer is a Laplace or Gaussian release at the
         query's price: the sum moves by at most the sensitivity that the statistic's type gives (``statistics``), the
         noise is that times 1 / price, and the price is on the ledger before any noise is drawn. All answers together
         stay within the budget, however the questions depended on earlier answers (the ledger's filter). Whether a
@@ -297,9 +297,9 @@ class Source:
         Raises ``Refused`` or ``BudgetExceeded`` (nothing charged).
 
         Formal guarantee: what ``mechanisms.share`` promises, under the assumption that the query states and the source
-        accepts: at least ``shares.needed`` sources are in the total, at most a part ``colluding`` of them tell what was
-        theirs, and nobody sees anything but the total. A share is given once: two totals of different sources in which
-        it is the same would tell it. It is charged before anything is drawn.
+        accepts: at least ``shares.needed`` sources are in the total, at most a part ``colluding`` of them reveal their
+        shares, and only the total is seen. A share is given once: two totals of different sources in which it is the
+        same would reveal it. It is charged before anything is drawn.
         """
         shares = query.shares if isinstance(query, Query) else None
         if self.trust == "local" or shares is None:
@@ -354,7 +354,7 @@ def _unit(unit: Unit | str | None, *, grouped: bool) -> Unit:
     if named != Unit.SAMPLE and not grouped:
         raise ValueError(
             f"unit={str(named)!r} needs to know whose each row is: give unit_ids, one integer or string per row (all "
-            "of them different, if everybody has one row)."
+            "of them different, if each has one row)."
         )
     if named == Unit.SAMPLE and grouped:
         raise ValueError("Rows have owners, so a unit is more than a sample: say what with unit=, such as 'patient'.")
@@ -369,7 +369,7 @@ def _pairs(
         return found if mute is None else found.masked_fill(mute.cpu()[:, None], math.nan)
 
     found = []
-    with sampling.fresh_randomness():  # what a model draws itself goes by position, and must be nobody's to know
+    with sampling.fresh_randomness():  # what a model draws itself goes by position, and must stay unknown
         for inputs, labels in batches:
             rows = Rows(inputs, labels, torch.arange(len(labels), device=inputs.device))
             found.append((in_place(logits, rows, None, curator), labels.cpu()))

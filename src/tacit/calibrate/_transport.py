@@ -89,7 +89,7 @@ class InProcess:
         return [self._one(source, query) for source in self.sources]
 
     def total(self, query: Query) -> Summed:
-        """Shares of sources in this process, added up: nobody is kept from seeing them but by this function."""
+        """Shares of sources in this process, added up: only this function sees them."""
         found: dict[str, tuple[int, ...]] = {}
         lost: dict[str, str] = {}
         for source in self.sources:
@@ -98,7 +98,7 @@ class InProcess:
             except (Refused, LedgerError) as reason:
                 lost[source.name] = str(reason)
         if query.shares is None or len(found) < query.shares.needed:
-            who, why = next(iter(lost.items()), ("nobody", "there are too few."))
+            who, why = next(iter(lost.items()), ("none", "there are too few."))
             raise CalibrationError(
                 f"{len(found)} sources gave shares, which are too few to see their total; of {who}: {why} "
                 "What was given stays charged."

@@ -51,7 +51,7 @@ def serve(
         timeout=timeout,
         cautious=cautious,
     )
-    _ = settings.calibrator  # wrong settings are told now, and not by the first run
+    _ = settings.calibrator  # invalid settings are reported now, not by the first run
     service = CalibrationService(
         folder=folder,
         settings=settings,
@@ -65,13 +65,13 @@ def serve(
     out = console()
     out.print(f"Sources connect with flower-supernode --superlink {host}:{port}; results are in {folder / 'results'}.")
 
-    def told(place: int, result: dict[str, Any]) -> None:
+    def on_result(place: int, result: dict[str, Any]) -> None:
         text = result.get("error") or f"temperature {result['temperature']:.3f}, {result['queries']} questions"
         out.print(escape(f"recalibration {place}: {text}"))
 
     previous = signal.signal(signal.SIGTERM, _stop)  # a supervisor's way to end it: the superlink ends as well
     try:
-        service.run(every=3600 * every, runs=runs, told=told)
+        service.run(every=3600 * every, runs=runs, on_result=on_result)
     except ServiceError as error:
         raise ValueError(str(error)) from None
     except KeyboardInterrupt:

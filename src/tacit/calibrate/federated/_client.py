@@ -3,7 +3,7 @@
 Flower may run every message in a process of its own, so nothing is kept in memory between two: the ledger and the
 answers beside it are files, and a source whose ledger would not survive is refused.
 
-How long it takes to draw noise depends on the noise, which nobody may learn. So an answer or a share leaves only when
+How long it takes to draw noise depends on the noise, which must stay secret. So an answer or a share leaves only when
 a whole number of quarters of a second has passed since it was asked for (``_whole_ticks``).
 """
 

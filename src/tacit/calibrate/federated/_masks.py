@@ -1,7 +1,7 @@
 """Masks for Flower's SecAgg+ from a cryptographic generator.
 
 Flower 1.41 folds the 32 bytes of a mask's seed into 32 bits and stretches these with a Mersenne Twister
-(``secaggplus_utils.pseudo_rand_gen``): whoever tries 2^32 seeds finds a mask, and with it a share. Here the whole seed
+(``secaggplus_utils.pseudo_rand_gen``): trying 2^32 seeds finds a mask, and with it a share. Here the whole seed
 keys AES-256 in counter mode. Both sides of the protocol must stretch alike, so this takes the place of Flower's
 function in the two modules that call it, for this process; the protocol is Flower's.
 """
@@ -24,7 +24,7 @@ Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def stretched(seed: bytes, num_range: int, dimensions_list: list[tuple[int, ...]]) -> list[Integers]:
-    """Numbers below ``num_range``, a power of two, uniform to whoever does not know the seed; one array per shape."""
+    """Numbers below ``num_range``, a power of two, uniform without the seed; one array per shape."""
     if num_range < 2 or num_range & (num_range - 1):
         raise ValueError("Masks are made for a modulus that is a power of two.")
     sizes = [math.prod(shape) for shape in dimensions_list]

@@ -67,8 +67,8 @@ class _Collected:
 
     def configure_fit(self, server_round: int, parameters: Parameters, client_manager: object) -> list[Any]:
         del server_round, client_manager
-        told = {_QUERY: json.dumps(self.query.to_json())}
-        return [(_Node(node), FitIns(parameters, dict(told))) for node in self.nodes]
+        fields = {_QUERY: json.dumps(self.query.to_json())}
+        return [(_Node(node), FitIns(parameters, dict(fields))) for node in self.nodes]
 
     def aggregate_fit(self, server_round: int, results: list[Any], failures: list[Any]) -> tuple[None, dict[str, Any]]:
         del server_round, failures

@@ -92,14 +92,14 @@ class CalibrationService:
         *,
         every: float,
         runs: int | None = None,
-        told: Callable[[int, dict[str, Any]], None] = lambda _place, _result: None,
+        on_result: Callable[[int, dict[str, Any]], None] = lambda _place, _result: None,
     ) -> None:
         """Recalibrate now and then every so many seconds, until stopped or until there are ``runs`` results.
 
         Args:
             every: Seconds from the beginning of one recalibration to that of the next.
             runs: How many in all, those of earlier starts included; None: no end.
-            told: Called with each new result: its place, and the result or ``{"error": …}``.
+            on_result: Called with each new result: its place, and the result or ``{"error": …}``.
 
         Raises:
             ServiceError: Flower did not do what it was asked to.
@@ -112,7 +112,7 @@ class CalibrationService:
             while runs is None or place <= runs:
                 if not self.result(place).exists():
                     began = time.monotonic()
-                    told(place, self._one(place, link))
+                    on_result(place, self._one(place, link))
                     if runs is None or place < runs:
                         _wait(began + every, link, self)
                 place += 1
@@ -208,11 +208,11 @@ class CalibrationService:
             )
         try:
             deadline = time.monotonic() + _PATIENCE
-            while (told := _read(printed)) is None and process.poll() is None and time.monotonic() < deadline:
+            while (found := _read(printed)) is None and process.poll() is None and time.monotonic() < deadline:
                 time.sleep(_POLL)
         finally:
             _end(process, 0.0)
-        return told or _read(printed) or {}
+        return found or _read(printed) or {}
 
     @property
     def _environment(self) -> dict[str, str]:
