@@ -32,6 +32,10 @@ REASONS = {
     ),
     "lora-epoch": "two small factors in each of twelve layers: calls, not products",
     "selective-epoch": NORMS,
+    "units": (
+        "the reference is tacit's own step with rows as units; a unit of eight clips has 400 positions, so its "
+        "gradient is built for the norm and its products are formed again for the sum"
+    ),
 }
 
 
