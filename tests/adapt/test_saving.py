@@ -318,7 +318,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "epsilon": ({"form": DP(9.0, clip=CLIP)}, "its privacy is"),
     "form": ({"form": Clip(CLIP)}, "its privacy is"),
     "batch size": ({"batch_size": 5}, "its batch size is 4, not 5"),
-    "rate": ({"lr": 0.1}, "its optimiser is"),
+    "rate": ({"lr": 0.1}, "its optimizer is"),
     "parameters": ({"scheme": "selective"}, "its parameters is"),
     "classes": ({"classes": torch.tensor([True, True, True, False, False])}, "its classes is None"),
 }
@@ -346,7 +346,7 @@ def refused(adapter: Adapter, folder: Path, said: str, path: str = "checkpoint",
 @pytest.mark.parametrize(
     ("make", "one", "other", "said"),
     [
-        (EATA, {"margin": 0.4}, {"margin": 0.5}, "Certain.margin=0.4.*, not .*Certain.margin=0.5"),
+        (EATA, {"margin": 0.4}, {"margin": 0.5}, "EntropyFilter.margin=0.4.*, not .*EntropyFilter.margin=0.5"),
         (COME, {"evidence": "paper"}, {"evidence": "opinion"}, "its uncertainty is 'opinion_as_printed'"),
         (SAR, {"radius": 0.05}, {"radius": 0.1}, "its sharpness is 0.05"),
         (DeYO, {"threshold": 0.2}, {"threshold": 0.3}, "its filters is"),
@@ -387,19 +387,29 @@ def test_a_damaged_checkpoint(tmp_path: Path) -> None:
     assert resume_adapter(fresh(tmp_path), tmp_path / "checkpoint")
 
 
-def test_files_speak_as_they_did(tmp_path: Path) -> None:
-    """Names in the code may change; a run that was saved before goes on after."""
-    save_adapter(run(fresh(tmp_path, EATA), 0, 1, units=True), tmp_path / "checkpoint")
-    _, facts = checkpoints.unpack("adapter", 1, tmp_path / "checkpoint")
-    assert set(facts) == {
-        *("adapter", "steps", "told_units", "units", "mood", "bound", "optimiser", "receipt", "head", "save"),
-        *("guarantee", "assumptions"),
-    }
-    told = facts["adapter"]
-    assert told["pull strength"] == 1.0
-    assert "fisher alpha" not in told
-    assert told["filters"] == "(Certain(margin=0.4), Unusual(similarity=None))"
-    assert told["optimiser"]["kind"] == "sgd"
+@pytest.mark.parametrize("form", [DP(10.0, clip=CLIP), Clip(CLIP)], ids=["private", "clip"])
+def test_a_checkpoint_of_an_earlier_version_is_resumed(tmp_path: Path, form: DP | Clip) -> None:
+    """Names in files changed with those in the code; what was saved before says the same in other words."""
+    before = run(fresh(tmp_path, EATA, form), 0, 1, units=True)
+    save_adapter(before, tmp_path / "checkpoint")
+    tensors, facts = checkpoints.unpack("adapter", 1, tmp_path / "checkpoint")
+    facts = {"told_units" if key == "has_unit_ids" else key: value for key, value in facts.items()}
+    facts = {"mood" if key == "ema_entropy" else key: value for key, value in facts.items()}
+    for part in (facts, facts["adapter"]):
+        part["optimiser"] = part.pop("optimizer")
+    facts["adapter"]["pull strength"] = facts["adapter"].pop("fisher alpha")
+    assert facts["adapter"]["filters"] == "(EntropyFilter(margin=0.4), RedundancyFilter(similarity=None))"
+    facts["adapter"]["filters"] = "(Certain(margin=0.4), Unusual(similarity=None))"
+    if before.memory.mean_probs is not None:
+        tensors["memory.usual"] = tensors.pop("memory.mean_probs")
+    (tmp_path / "checkpoint").write_bytes(checkpoints.pack("adapter", 1, tensors, facts))
+    after = fresh(tmp_path, EATA, form)
+    assert resume_adapter(after, tmp_path / "checkpoint")
+    assert (after.steps, after.has_unit_ids) == (before.steps, before.has_unit_ids)
+    assert after.memory.ema_entropy == before.memory.ema_entropy
+    assert (after.memory.mean_probs is None) == (before.memory.mean_probs is None)
+    if after.memory.mean_probs is not None and before.memory.mean_probs is not None:
+        assert torch.equal(after.memory.mean_probs, before.memory.mean_probs)
 
 
 def test_a_checkpoint_of_another_version(tmp_path: Path) -> None:

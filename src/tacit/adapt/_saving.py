@@ -1,4 +1,4 @@
-"""Saving an adapter and taking it up again.
+"""Saving an adapter and resuming it.
 
 A checkpoint holds released values only and may be shared: parameters, optimizer, counters, and which receipt paid.
 Keys and correlated noise go to a private file (0600) beside the ledger. After a clean save the run goes on exactly;
@@ -27,8 +27,15 @@ from tacit.privacy.leases import Secret
 VERSION = 1
 _MEMORY = "memory.last."
 _WHO = "attendance"  # the ending of the file that tells who took part: those of earlier versions have it
-# What files say stays as it was when the names in the code change: a run is resumed by a later version.
-_WRITTEN = {"EntropyFilter": "Certain", "RedundancyFilter": "Unusual", "PLPDFilter": "Structured"}
+# Names in the files of earlier versions, which are resumed: keys, and the filters of a method.
+_EARLIER = {
+    "told_units": "has_unit_ids",
+    "mood": "ema_entropy",
+    "optimiser": "optimizer",
+    "pull strength": "fisher alpha",
+    "memory.usual": "memory.mean_probs",
+}
+_EARLIER_FILTERS = {"Certain": "EntropyFilter", "Unusual": "RedundancyFilter", "Structured": "PLPDFilter"}
 
 
 def save_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | None = None) -> None:
@@ -90,8 +97,10 @@ def _resumed(
     adapter: Adapter, path: str | Path, private: str | Path | None
 ) -> tuple[dict[str, Tensor], dict[str, Any], bool]:
     """What a checkpoint says, and whether its stream goes on exactly."""
-    tensors, facts = checkpoints.unpack("adapter", VERSION, Path(path))
-    facts["adapter"] = {"statistics": "source", "literal": False} | facts["adapter"]  # earlier versions do not say
+    tensors, facts = (_renamed(part) for part in checkpoints.unpack("adapter", VERSION, Path(path)))
+    facts["adapter"] = {"statistics": "source", "literal": False} | _renamed(facts["adapter"])  # earlier: not said
+    for earlier, name in _EARLIER_FILTERS.items():
+        facts["adapter"]["filters"] = facts["adapter"]["filters"].replace(f"{earlier}(", f"{name}(")
     expected = _describe(adapter)
     for key, value in expected.items():
         if facts["adapter"].get(key) != value:
@@ -149,23 +158,25 @@ def _describe(adapter: Adapter) -> dict[str, Any]:
     """What must be the same when a run is resumed."""
     method, classes = adapter.method, adapter.classes
     constants = {each.name.replace("_", " "): getattr(method, each.name) for each in fields(method)}
-    anchor, filters = constants.pop("anchor"), repr(method.filters)
-    for name, written in _WRITTEN.items():
-        filters = filters.replace(name, written)
+    anchor = constants.pop("anchor")
     return {
         "method": constants.pop("name"),
-        "pull strength": constants.pop("fisher alpha"),
         **constants,
         "uncertainty": getattr(method.uncertainty, "__name__", repr(method.uncertainty)),
-        "filters": filters,
+        "filters": repr(method.filters),
         "anchor": None if anchor is None else [checkpoints.digest(part) for part in (anchor.importance, anchor.origin)],
         "classes": None if classes is None else classes.nonzero().flatten().tolist(),
         "privacy": repr(adapter.privacy),
         "batch size": adapter.batch_size,
-        "optimiser": adapter.optimize,
+        "optimizer": adapter.optimize,
         "parameters": {name: list(p.shape) for name, p in adapter.parameters.items()},
         "statistics": adapter.kind,
     }
+
+
+def _renamed(part: dict[str, Any]) -> dict[str, Any]:
+    """The same under today's names."""
+    return {_EARLIER.get(key, key): value for key, value in part.items()}
 
 
 def _pack(adapter: Adapter, secret: Secret | None) -> bytes:
@@ -174,7 +185,7 @@ def _pack(adapter: Adapter, secret: Secret | None) -> bytes:
     tensors |= {f"origin.{name}": value for name, value in adapter.origin.items()}
     tensors |= {f"{_MEMORY}{name}": value for name, value in (memory.last or {}).items()}
     if memory.mean_probs is not None:
-        tensors["memory.usual"] = memory.mean_probs
+        tensors["memory.mean_probs"] = memory.mean_probs
     state, scalars = checkpoints.optimizer_state(adapter.optimizer)
     tensors |= state
     tensors["generator"] = adapter.generator.get_state()
@@ -186,11 +197,11 @@ def _pack(adapter: Adapter, secret: Secret | None) -> bytes:
     facts = {
         "adapter": _describe(adapter),
         "steps": adapter.steps,
-        "told_units": adapter.has_unit_ids,
+        "has_unit_ids": adapter.has_unit_ids,
         "units": adapter.participation.anyone,
-        "mood": memory.ema_entropy,
+        "ema_entropy": memory.ema_entropy,
         "bound": memory.bound,
-        "optimiser": scalars,
+        "optimizer": scalars,
         "receipt": None if receipt is None else receipt.id,
         "head": None if receipt is None else receipt.head,
         "save": None if secret is None else leases.digest(secret),
@@ -208,15 +219,15 @@ def _restore(adapter: Adapter, tensors: dict[str, Tensor], facts: dict[str, Any]
         *_, noise = saved = tensors["statistics"].double().cpu()
         adapter.statistics.moments, adapter.statistics.noise = saved[:-1].clone(), float(noise)
         adapter.statistics.publish()
-    checkpoints.load_optimizer(adapter.optimizer, tensors, facts["optimiser"])
+    checkpoints.load_optimizer(adapter.optimizer, tensors, facts["optimizer"])
     device = next(iter(adapter.parameters.values())).device
     last = {key.removeprefix(_MEMORY): value.to(device) for key, value in tensors.items() if key.startswith(_MEMORY)}
     adapter.memory.last = last or None
-    mean_probs = tensors.get("memory.usual")
+    mean_probs = tensors.get("memory.mean_probs")
     adapter.memory.mean_probs = None if mean_probs is None else mean_probs.to(device)
-    adapter.memory.ema_entropy, adapter.memory.bound = facts["mood"], facts["bound"]
+    adapter.memory.ema_entropy, adapter.memory.bound = facts["ema_entropy"], facts["bound"]
     adapter.generator.set_state(tensors["generator"])
-    adapter.steps, adapter.has_unit_ids = facts["steps"], facts["told_units"]
+    adapter.steps, adapter.has_unit_ids = facts["steps"], facts["has_unit_ids"]
 
 
 def _pack_secret(secret: Secret) -> bytes:
