@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from tacit._files import write_atomically
-from tacit.gradients import kernels_in_use
+from tacit.gradients import kernels_version
 from tacit.privacy import Ledger
 
 write = write_atomically  # all of it or nothing
@@ -76,7 +76,7 @@ def precision() -> dict[str, str]:
         "float32 products": torch.get_float32_matmul_precision(),
         "tf32 convolutions": str(torch.backends.cudnn.allow_tf32),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
-        "compiled kernels": str(kernels_in_use()),
+        "compiled kernels": kernels_version(),
     }
 
 

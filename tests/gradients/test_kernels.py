@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tacit._checkpoints import precision
 from tacit.gradients import Engine
 from tacit.gradients import _grad_factors as factors
 from tacit.gradients import _kernels as kernels
@@ -243,3 +244,14 @@ def test_without_kernels_torch_serves(way: str, tmp_path: Path, monkeypatch: pyt
     again = Engine(model, lambda m, t: m(t).square().mean((1, 2)), clip=0.1)(x)
     for name, value in again.sum.items():
         assert torch.allclose(value, found.sum[name], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_run_is_not_resumed_with_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = precision()["compiled kernels"]
+    monkeypatch.setattr(kernels, "_processor", lambda: b"flags : sse2")
+    others = precision()["compiled kernels"]
+    monkeypatch.setenv("TACIT_KERNELS", "0")
+    kernels._library.cache_clear()
+    assert precision()["compiled kernels"] == ""
+    assert before == others == "" or (others and before.removesuffix("+avx512") == others)

@@ -29,7 +29,7 @@ from tacit.gradients._isolation import moved as moved
 from tacit.gradients._isolation import seed_all as seed_all
 from tacit.gradients._isolation import undisturbed as undisturbed
 from tacit.gradients._isolation import wrong_shape as wrong_shape
-from tacit.gradients._kernels import kernels_in_use as kernels_in_use
+from tacit.gradients._kernels import kernels_version as kernels_version
 from tacit.gradients._norms import square_norms as square_norms
 from tacit.gradients._numbers import plain_numbers as plain_numbers
 from tacit.gradients._parameter_swap import refuse_live_statistics

@@ -42,6 +42,13 @@ def kernels_in_use() -> bool:
     return _library() is not None
 
 
+def kernels_version() -> str:
+    """What decides the last bits of sums: the kernels' source and how many lanes the processor has; "" without them."""
+    if not kernels_in_use():
+        return ""
+    return hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16] + ("+avx512" if b"avx512f" in _processor() else "")
+
+
 def serves(*tensors: Tensor) -> bool:
     """Whether the kernels take these tensors (rows, positions, features)."""
     return (
