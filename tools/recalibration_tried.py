@@ -1,9 +1,9 @@
 """What was tried on corruptions that are not reported on, and what is left without any noise on those that are.
 
 `python -m tools.recalibration_tried trimmed FOLDER` (sources to leave out), `… split FOLDER` (how to split a small
-budget), `… altered FOLDER` (the same on altered copies) and `… floors FOLDER` (the same samples without noise) print
-the numbers behind paragraphs of the page; the folder of the last two is that of `studies.recalibration.page`. Outputs
-are computed once and kept in the folder. Seeds are fixed; everything is public and simulated.
+budget) and `… floors FOLDER` (a small budget beside the same samples without noise) print the numbers behind paragraphs
+of the page; the folder of the last is that of `studies.recalibration.page`. Outputs are computed once and kept in the
+folder. Seeds are fixed; everything is public and simulated.
 """
 
 from __future__ import annotations
@@ -32,10 +32,6 @@ from tacit.privacy import Budget
 
 Outputs = tuple[str, Tensor, Tensor]
 SOURCES, SAMPLES = 50, 30
-ALTERED = (  # noise and class biases on the logits, and their scale
-    (0.0, 0.0, 0.6), (0.0, 0.0, 1.5), (0.0, 2.0, 1.0), (1.0, 1.0, 1.0), (2.0, 0.0, 1.0), (2.0, 2.0, 1.0),
-    (3.0, 1.0, 0.8), (3.0, 3.0, 1.0), (4.0, 2.0, 0.6), (5.0, 3.0, 0.5), (6.0, 5.0, 0.4),
-)  # fmt: skip
 FIRST = math.exp(14 / 64)  # the temperature at which a single question is asked
 
 
@@ -80,30 +76,6 @@ def split(folder: Path, trials: int = 40, epsilon: float = 0.2) -> Iterator[str]
             errors = [float(local.mean()), float(simulation.run_in(setting, SignedGap()).ece_after.mean())]
             errors += [float(_curved(simulation, setting, share).mean()) for share in (0.5, 0.3, 0.15, 0.0)]
             yield f"{name}, {honest} honest: {' '.join(f'{error:.4f}' for error in errors)}"
-
-
-def altered(folder: Path, trials: int = 20) -> Iterator[str]:
-    """The same shares on copies of outputs that are in-sample already, with noise and biases on their logits."""
-    clean = _reported(folder, "trust")[0]
-    sets = [(clean, (0.0, 0.0, 1.0)), *((clean, one) for one in ALTERED)]
-    sets += [(one, change) for one in _reported(folder, "trust-cifar") for change in ((0.0, 0.0, 1.0), (1.5, 1.0, 1.0))]
-    rows: list[list[float]] = []
-    for place, (one, (noise, bias, scale)) in enumerate(sets):
-        rng = np.random.default_rng(place)
-        logits = np.log(one.probs.clip(1e-30)) if one.logits is None and one.probs is not None else one.logits
-        assert logits is not None
-        moved = logits + noise * rng.standard_normal(logits.shape) + bias * rng.standard_normal(logits.shape[1])
-        simulation = Simulation(
-            logits=scale * moved, labels=one.labels, sources=SOURCES, samples=SAMPLES, trials=trials
-        )
-        setting = Setting(sources=SOURCES, samples=SOURCES * SAMPLES, budget=Budget(0.2, 0.0), noise="laplace")
-        secure = replace(setting, aggregate="secure", honest=SOURCES // 2)
-        errors = [simulation.run_in(kind, SignedGap()).ece_after for kind in (setting, secure)]
-        errors += [_curved(simulation, secure, share) for share in (0.5, 0.3, 0.15, 0.0)]
-        rows.append([float(each.mean()) for each in errors])
-        what = f"{one.name}, noise {noise:g}, bias {bias:g}, scale {scale:g}"
-        yield f"{what}: {' '.join(f'{error:.4f}' for error in rows[-1])}"
-    yield f"mean: {' '.join(f'{sum(each) / len(rows):.4f}' for each in zip(*rows, strict=True))}"
 
 
 def floors(folder: Path, trials: int = 20) -> Iterator[str]:
@@ -200,7 +172,6 @@ def _shifted(folder: Path, severity: int, *, clean: bool = True) -> Iterator[Out
 TRIED: dict[str, Callable[[Path], Iterator[str]]] = {
     "trimmed": trimmed,
     "split": split,
-    "altered": altered,
     "floors": floors,
 }
 
