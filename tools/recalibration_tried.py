@@ -104,7 +104,9 @@ def floors(folder: Path, trials: int = 20) -> Iterator[str]:
 
 def _reported(folder: Path, recipe: str) -> list[DataSet]:
     config = runner.read(Path("recalibration") / f"{recipe}.toml")[1]
-    known = [] if config.shifted is None else shifted(config.shifted, folder / recipe / "outputs", lambda *_: None)
+    known = (
+        [] if config.shifted is None else shifted(config.shifted, folder / recipe / "outputs", lambda *_, **__: None)
+    )
     return known + [from_file(one) for one in config.files]
 
 
@@ -165,7 +167,7 @@ def _curved(simulation: Simulation, setting: Setting, share: float) -> Tensor:
 
 def _shifted(folder: Path, severity: int, *, clean: bool = True) -> Iterator[Outputs]:
     config = Shifted(shifts="extra", severity=severity, clean=clean)
-    for one in shifted(config, folder / "outputs", lambda *_: None):
+    for one in shifted(config, folder / "outputs", lambda *_, **__: None):
         yield one.name, torch.as_tensor(one.logits), torch.as_tensor(one.labels)
 
 

@@ -46,7 +46,7 @@ def _columns(folder: Path) -> dict[str, Column]:
     found: dict[str, Column] = {}
     for name in dict.fromkeys(recipe for recipe, _ in TITLES):
         _, config = runner.read(Path("recalibration") / f"{name}.toml")
-        result = study.run(config, out=folder / name, progress=lambda *_: None)
+        result = study.run(config, out=folder / name, progress=lambda *_, **__: None)
         for group, data in report.groups(result).items():
             found[TITLES[name, group]] = (result, data)
     return found
