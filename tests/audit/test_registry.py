@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tacit
 from tacit import finetune
-from tacit.audit import REGISTRY, covered
+from tacit.audit import REGISTRY, TWINS, covered
 from tacit.audit._steps import optimizers
 from tacit.privacy import mechanisms
 
@@ -108,6 +108,12 @@ def test_every_optimizer_is_attacked() -> None:
 
 def _makes_an_optimizer(thing: object) -> bool:
     return inspect.isfunction(thing) and inspect.signature(thing).return_annotation in ("Optimizer", finetune.Optimizer)
+
+
+def test_the_page_lists_every_mistake_that_must_be_found() -> None:
+    page = (SOURCE.parents[1] / "docs" / "audit.md").read_text("utf-8")
+    for make in TWINS:
+        assert f"\n| {make().name} | " in page
 
 
 def test_audits_name_nothing_that_is_not_there() -> None:
