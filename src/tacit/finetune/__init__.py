@@ -5,8 +5,7 @@ from tacit.finetune._account import plan
 from tacit.finetune._evaluation import Evaluation
 from tacit.finetune._evaluation import check_rows_alone as check_rows_alone
 from tacit.finetune._evaluation import right_by_unit as right_by_unit
-from tacit.finetune._features import Backbone, Probe
-from tacit.finetune._features import extract as extract
+from tacit.finetune._features import Backbone, Probe, extract
 from tacit.finetune._features import is_linear as is_linear
 from tacit.finetune._fit import Fitted, fit
 from tacit.finetune._fit import check_labels as check_labels
@@ -71,6 +70,7 @@ __all__ = [
     "Update",
     "auroc",
     "cache_blocks",
+    "extract",
     "fit",
     "make_private",
     "plan",

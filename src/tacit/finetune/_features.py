@@ -122,6 +122,30 @@ def extract(
     depend on it. A backbone that draws random numbers is refused: it draws by position, so that somebody more or less
     would change the features of all behind, and features that are computed again after a kill would be others. For the
     same reason a row that cannot be read stops a run that may be resumed (`strict`): it might be readable then.
+
+    Args:
+        backbone: A frozen model, or its layers up to those whose output is wanted.
+        records: The rows.
+        path: A file for what is larger than a gigabyte.
+        curator: Receives errors about unusable rows (see `tacit.Curator`).
+        strict: Raise for a row that cannot be read now and might be later.
+        workers: Processes that read rows ahead of time; 0: none.
+        team: Ranks that share the rows.
+
+    Returns:
+        One line per row. Private.
+
+    Raises:
+        OSError: Rows cannot be read, and `strict` is set.
+
+    Examples:
+        >>> import torch
+        >>> from tacit.data import TensorRecords
+        >>> from tacit.finetune import Backbone, extract
+        >>> rows = TensorRecords(torch.randn(5, 4), torch.zeros(5, dtype=torch.long))
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
+        >>> tuple(extract(Backbone(model), rows).shape)  # what the last layer, the head, is given
+        (5, 3)
     """
     out: Tensor | None = None
     rows = len(records.labels())

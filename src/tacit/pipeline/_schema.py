@@ -366,9 +366,7 @@ class Pipeline:
         if self.model is None and not (alone and self.finetune is None and self.adapt is None):
             raise ValueError("[model] is missing: name the model.")
         if alone and self.model is not None:
-            raise ValueError(
-                "[calibrate] takes outputs from disk, so that no [model] is needed: leave one of them out."
-            )
+            raise ValueError("[calibrate] takes outputs from disk and needs no [model]: leave one of them out.")
         if self.adapt is not None and self.budget.neighbours is Neighbours.ADD_REMOVE:
             raise ValueError('[adapt] needs neighbours = "zero-out" or "replace-one": a stream has fixed places.')
         if self.finetune is not None and self.budget.neighbours is Neighbours.ADD_REMOVE and self.budget.size is None:
