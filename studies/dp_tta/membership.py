@@ -38,6 +38,7 @@ FORMS: dict[str, adapt.Privacy] = {
 }
 
 
+@torch.no_grad()  # of the other parameters nothing is kept: it would be gigabytes
 def gradients(model: nn.Module, names: list[str], images: Tensor, clip: float | None) -> Tensor:
     """Of each image's entropy for the adapted parameters: one row per image, clipped if the form clips."""
     adapted = {name: p.detach() for name, p in model.named_parameters() if name in names}
