@@ -14,14 +14,15 @@ one in a hundred others is mistaken for one. Everything here is public data.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import sys
 import warnings
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch import Tensor
 
 from tacit import adapt, audit
 from tacit.data import fashion_mnist, shifts
@@ -39,47 +40,44 @@ FORMS: dict[str, adapt.Privacy] = {
 
 
 @torch.no_grad()  # of the other parameters nothing is kept: it would be gigabytes
-def gradients(model: nn.Module, names: list[str], images: Tensor, clip: float | None) -> Tensor:
-    """Of each image's entropy for the adapted parameters: one row per image, clipped if the form clips."""
-    adapted = {name: p.detach() for name, p in model.named_parameters() if name in names}
-
-    def unsure(values: dict[str, Tensor], image: Tensor) -> Tensor:
-        return adapt.entropy(functional_call(model, values, (image[None],))).sum()
-
-    parts = [vmap(grad(unsure), (None, 0))(adapted, part) for part in images.split(128)]
-    rows = torch.cat([torch.cat([part[name].flatten(1) for name in names], 1) for part in parts]).double()
-    return rows if clip is None else rows * (clip / rows.norm(dim=1, keepdim=True)).clamp(max=1)
+def gradients(images: Tensor, names: list[str]) -> Tensor:
+    """Of each image's entropy for the adapted parameters of the source model: one row per image."""
+    model = embedded()
+    chosen = [p for name, p in model.named_parameters() if name in names]
+    rows = [torch.autograd.grad(adapt.entropy(model(image[None])).sum(), chosen) for image in images]
+    return torch.stack([torch.cat([g.flatten() for g in row]) for row in rows]).double()
 
 
 class Attacker:
-    """Knows the model, the form, and other images of this kind."""
+    """Knows the form, and the gradients of other images of this kind."""
 
-    def __init__(self, form: adapt.Privacy, names: list[str], known: Tensor) -> None:
-        self.names, self.clip = names, None if form is None else CLIP
+    def __init__(self, form: adapt.Privacy, known: Tensor) -> None:
+        self.clip = math.inf if form is None else CLIP
         self.noise = CLIP * form.noise_multiplier() if isinstance(form, adapt.DP) else 0.0
-        rows = gradients(embedded(), names, known, self.clip)
+        rows = self.clipped(known)
         self.mean = rows.mean(0)
         self.spread, self.axes = torch.linalg.eigh(torch.cov(rows.T))
         self.spread = self.spread.clamp(min=0) + RIDGE * self.spread.mean()
 
-    def scores(self, released: Tensor, images: Tensor, batch: int) -> Tensor:
-        """The logarithm of the likelihood ratio, image by image."""
+    def clipped(self, rows: Tensor) -> Tensor:
+        """As the form clips."""
+        return rows * (self.clip / rows.norm(dim=1, keepdim=True)).clamp(max=1)
+
+    def scores(self, released: Tensor, rows: Tensor, batch: int) -> Tensor:
+        """The logarithm of the likelihood ratio of each image, by its gradient."""
         variance = self.spread / batch + (self.noise / batch) ** 2
-        added = (gradients(embedded(), self.names, images, self.clip) - self.mean) @ self.axes / batch
+        added = (self.clipped(rows) - self.mean) @ self.axes / batch
         seen = (released - self.mean) @ self.axes
         return (added * (seen - added / 2) / variance).sum(1)
 
 
-def attacked(form: adapt.Privacy, attacker: Attacker, images: Tensor, run: int) -> audit.Membership:
-    """One step on half of these images, and the attack on all of them."""
-    members, others = images.chunk(2)
-    adapter = adapt.Tent(embedded(), privacy=form, batch_size=len(members), lr=RATE, momentum=0.0, seed=run)
-    before, names = adapter.state_dict(), attacker.names
+def step(form: adapt.Privacy, members: Tensor, names: list[str], seed: int) -> Tensor:
+    """What one step of Tent releases of the batch: the gradient by which it has moved the parameters."""
+    adapter = adapt.Tent(embedded(), privacy=form, batch_size=len(members), lr=RATE, momentum=0.0, seed=seed)
+    before = adapter.state_dict()
     adapter(members)
     after = adapter.state_dict()
-    released = torch.cat([(before[name] - after[name]).double().flatten() for name in names]) / RATE
-    inside, outside = (attacker.scores(released, rows, len(members)).numpy() for rows in (members, others))
-    return audit.Membership(name="likelihood ratio", inside=inside, outside=outside)
+    return torch.cat([(before[name] - after[name]).double().flatten() for name in names]) / RATE
 
 
 def foggy(images: Tensor, seed: int) -> Tensor:
@@ -89,18 +87,19 @@ def foggy(images: Tensor, seed: int) -> Tensor:
 def main(out: Path, runs: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
     names = list(adapt.Tent(embedded()).parameters)
-    known = foggy(fashion_mnist("seen")[0][:KNOWN], runs)
-    attackers = {name: Attacker(form, names, known) for name, form in FORMS.items()}
+    known = gradients(foggy(fashion_mnist("seen")[0][:KNOWN], runs), names)
+    attackers = {name: Attacker(form, known) for name, form in FORMS.items()}
     images = fashion_mnist("unseen")[0]
     found: dict[tuple[str, int], audit.Membership] = {}
     for run in range(runs):
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(run))
-        for batch in BATCHES:
-            shown = foggy(images[order[: 2 * batch]], run)
-            for name, form in FORMS.items():
-                once = attacked(form, attackers[name], shown, run)
-                key = name, batch
-                found[key] = found[key].together(once) if key in found else once
+        shown = foggy(images[order[: 2 * max(BATCHES)]], run)
+        rows = gradients(shown, names)
+        for batch, (name, form) in itertools.product(BATCHES, FORMS.items()):
+            scores = attackers[name].scores(step(form, shown[:batch], names, run), rows[: 2 * batch], batch).numpy()
+            once = audit.Membership(name="likelihood ratio", inside=scores[:batch], outside=scores[batch:])
+            key = name, batch
+            found[key] = found[key].together(once) if key in found else once
         facts = [
             {
                 "form": name,
