@@ -22,6 +22,7 @@ from tacit.tune import (
     Tuned,
     adam_without_second_moment,
     default_search,
+    dp_hypo,
     dpgd_wosm,
     linear_scaling,
     plan,
@@ -217,6 +218,28 @@ class Repeat:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hypo:
+    """`tune.dp_hypo` (Wang et al., 2023): repeat and select that learns from the scores so far."""
+
+    mean: float = 10.0
+    ratio: float | None = None
+    precision: float = 0.01
+
+    def __call__(self, given: Given) -> Tuned:
+        return dp_hypo(
+            given.probe,
+            given.space,
+            given.budget,
+            ledger=given.ledger,
+            subject=SUBJECT,
+            mean=self.mean,
+            ratio=self.ratio,
+            precision=self.precision,
+            seed=given.seed,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Subset:
     """`tune.subset_search` (Koskela and Kulkarni): repeat and select on a part of the rows, the rest for the model."""
 
@@ -321,6 +344,7 @@ class Method:
     linear: LinearScaling | None = None
     random: RandomSearch | None = None
     repeat: Repeat | None = None
+    hypo: Hypo | None = None
     subset: Subset | None = None
     adam: WithoutSearch | None = None
     default: Default | None = None
@@ -338,10 +362,11 @@ class Method:
     @property
     def search(self) -> Search | None:
         """How it searches; None for the oracle, which is many cells."""
-        return self.linear or self.random or self.repeat or self.subset or self.adam or self.default or self.at
+        ways = (getattr(self, name) for name in SEARCHES if name != "oracle")
+        return next((way for way in ways if way is not None), None)
 
 
-SEARCHES = ("linear", "random", "repeat", "subset", "adam", "default", "at", "oracle")
+SEARCHES = ("linear", "random", "repeat", "hypo", "subset", "adam", "default", "at", "oracle")
 
 
 def one_run(given: Given, point: Hyperparameters) -> Tuned:

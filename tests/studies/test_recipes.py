@@ -155,6 +155,8 @@ def tune(study: Any, files: Path) -> Any:
             changed["oracle"] = replace(method.oracle, lr=(), steps=(), points=(1, 2), best=1, repeats=1)
         if method.repeat is not None:
             changed["repeat"] = replace(method.repeat, mean=2.0)
+        if method.hypo is not None:
+            changed["hypo"] = replace(method.hypo, mean=2.0)
         if method.subset is not None:
             changed["subset"] = replace(method.subset, mean=2.0)
         if method.training.batch_size is not None:

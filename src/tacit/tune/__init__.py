@@ -5,6 +5,7 @@ from tacit.tune._baselines import grid_search, random_search
 from tacit.tune._default import suggest
 from tacit.tune._default_search import default_search
 from tacit.tune._dp_adam_wosm import adam_without_second_moment, dpgd_wosm
+from tacit.tune._dp_hypo import dp_hypo, plan_dp_hypo
 from tacit.tune._finetuning import Finetuning, dpgd
 from tacit.tune._line import Line, fit_line
 from tacit.tune._linear import Scaled, linear_scaling, train
@@ -40,6 +41,7 @@ __all__ = [
     "adam_without_second_moment",
     "by_unit",
     "default_search",
+    "dp_hypo",
     "dpgd",
     "dpgd_wosm",
     "fit_line",
@@ -48,6 +50,7 @@ __all__ = [
     "noisy_selection",
     "optuna_search",
     "plan",
+    "plan_dp_hypo",
     "plan_repeats",
     "random_search",
     "repeat_and_select",

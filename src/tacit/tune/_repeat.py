@@ -12,11 +12,13 @@ import os
 import random
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, TextIO
+
+from dp_accounting import dp_event
 
 from tacit._context import IN_CONTEXT, PrivacyContext, takes_context
 from tacit._curator import Curator, TrialEvent
@@ -29,6 +31,9 @@ from tacit.tune._search import Tuned, check_score, needed, unit_of, without_mode
 from tacit.tune._space import Hyperparameters, Space
 from tacit.tune._trainable import Sampled, Score, Trainable, check_space, score_of, size_of
 from tacit.tune._trials import Trial, event_of, released, trained
+
+Outcome = tuple[float, tuple[Any, Hyperparameters]]  # a noisy score, and what it is of
+RunTrial = Callable[[selection.SelectionTrial, Hyperparameters], Outcome]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,15 +89,53 @@ def plan_repeats(
     Returns:
         What the search charges, and what one trial may spend.
     """
+    number = Number(mean=float(mean), shape=float(shape))
+    return planned(trainable, space, budget, number, size, precision, scores, unit, neighbours)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number:
+    """How many trials are charged, and what else one of them is charged for.
+
+    Args:
+        mean: Of the charged number.
+        shape: Of its distribution.
+        tilt: A Renyi divergence of every order that a trial has besides its releases.
+    """
+
+    mean: float
+    shape: float
+    tilt: float = 0.0
+
+    def event(self, trial: DpEvent, neighbours: Neighbours) -> DpEvent:
+        """The whole search. Under replace-one the accountant counts a constant divergence at least twice."""
+        if self.tilt:
+            twice = 2.0 if neighbours is Neighbours.REPLACE_ONE else 1.0
+            trial = events.compose([trial, dp_event.ZCDpEvent(rho=0.0, xi=self.tilt / twice)])
+        return events.repeat_and_select(trial, mean=self.mean, shape=self.shape)
+
+
+def planned(
+    trainable: Trainable,
+    space: Space,
+    budget: Budget,
+    number: Number,
+    size: int | None,
+    precision: float,
+    scores: float,
+    unit: Unit | str | None,
+    neighbours: Neighbours | str,
+) -> Repeats:
+    """The largest trial with which the winner is within the budget."""
     check_budget(budget)
     unit = unit_of(trainable, unit)
     relation, people = Neighbours(neighbours), needed(size_of(trainable, size), "size")
-    mu = _mu_of_a_trial(budget, float(mean), float(shape), relation) * SHAVE
+    mu = _mu_of_a_trial(budget, number, relation) * SHAVE
     mu_score = score_share(budget, mu, 1, size=people, precision=precision, scores=scores)
     score = events.gaussian(relation.factor / mu_score)
 
     def whole(training: DpEvent) -> DpEvent:
-        return events.repeat_and_select(events.compose([training, score]), mean=mean, shape=shape)
+        return number.event(events.compose([training, score]), relation)
 
     mu = math.sqrt(mu**2 - mu_score**2)
     ends = [space.decompose(end) for end in space.ends]
@@ -189,16 +232,56 @@ def repeat_and_select(
         unit=unit,
         neighbours=neighbours,
     )
+
+    def trials(each: Iterator[selection.SelectionTrial], run: RunTrial) -> Iterator[Outcome]:
+        for trial in each:
+            yield run(trial, space.draw(Numbers(trial.uniforms(len(space.ranges)).tolist())))
+
+    return carried_out(
+        trainable,
+        space,
+        budget,
+        plan,
+        trials,
+        ledger=ledger,
+        subject=subject,
+        score=score,
+        size=size,
+        unit=unit,
+        neighbours=neighbours,
+        curator=curator,
+        seed=seed,
+        note="repeat and select",
+    )
+
+
+def carried_out(
+    trainable: Trainable,
+    space: Space,
+    budget: Budget,
+    plan: Repeats,
+    trials: Callable[[Iterator[selection.SelectionTrial], RunTrial], Iterator[Outcome]],
+    *,
+    ledger: Ledger,
+    subject: str,
+    score: Score | None,
+    size: int | None,
+    unit: Unit,
+    neighbours: Neighbours | str,
+    curator: Curator | None,
+    seed: int | None,
+    note: str,
+) -> Tuned:
+    """Charge the plan, run the trials that `trials` makes on the receipt, and return the best."""
     evaluator, people = needed(score_of(trainable, score), "score"), needed(size_of(trainable, size), "size")
     check_score(evaluator, unit)
     with _quiet():
         check_space(trainable, space)
         rehearse(trainable, lowest(space), plan.mu, neighbours, score=evaluator, size=people, curator=curator)
     ledger.open_subject(subject, budget, unit=unit, neighbours=neighbours, plan=[plan.event])
-    receipt = ledger.charge(subject, plan.event, stage="tune", note="repeat and select", seed=seed)
+    receipt = ledger.charge(subject, plan.event, stage="tune", note=note, seed=seed)
 
-    def run(trial: selection.SelectionTrial) -> tuple[float, tuple[Any, Hyperparameters]]:
-        point = space.draw(_Numbers(trial.uniforms(len(space.ranges)).tolist()))
+    def run(trial: selection.SelectionTrial, point: Hyperparameters) -> Outcome:
         model, found, wrong = None, -math.inf, ""
         with _quiet():
             try:
@@ -217,7 +300,7 @@ def repeat_and_select(
         return found, (model, point)
 
     try:
-        winner = selection.best(run(trial) for trial in selection.SelectionTrials(receipt))
+        winner = selection.best(trials(selection.SelectionTrials(receipt), run))
     finally:
         receipt.close()  # here, not in the ledger: an entry now would tell how long it took
     model, point = (None, None) if winner is None else winner[1]
@@ -257,16 +340,16 @@ def _sampled(trainable: Any, ends: list[Hyperparameters], budget: Budget, relati
 
 
 @lru_cache(maxsize=64)
-def _mu_of_a_trial(budget: Budget, mean: float, shape: float, neighbours: Neighbours) -> float:
+def _mu_of_a_trial(budget: Budget, number: Number, neighbours: Neighbours) -> float:
     """The largest mu of one trial with which the winner of the search is within the budget."""
 
     def search(noise: float) -> DpEvent:
-        return events.repeat_and_select(events.gaussian(noise), mean=mean, shape=shape)
+        return number.event(events.gaussian(noise), neighbours)
 
     return neighbours.factor / accounting.noise_multiplier(budget, search, neighbours=neighbours)
 
 
-class _Numbers(random.Random):
+class Numbers(random.Random):
     """Random numbers that were drawn elsewhere."""
 
     def __init__(self, numbers: list[float]) -> None:
