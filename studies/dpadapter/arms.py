@@ -50,6 +50,7 @@ class Pretraining:
     perturb_lr: tuple[float, ...] = (1.0,)
     lr: tuple[float, ...] = ()
     adaptive: bool = False
+    per_tensor: bool = False
     warmup: float = 0.0
     equal_compute: str = ""
 
@@ -67,7 +68,8 @@ class Pretraining:
             if self.method == "scratch":
                 yield Upstream(perturb=None, train=changed)
             else:
-                how = Perturbation(method=self.method, adaptive=self.adaptive, warmup=self.warmup, **values)
+                fixed = {"adaptive": self.adaptive, "per_tensor": self.per_tensor, "warmup": self.warmup}
+                how = Perturbation(method=self.method, **fixed, **values)  # type: ignore[arg-type]
                 yield Upstream(perturb=how, train=changed)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -172,7 +173,7 @@ def _finetune(cell: After) -> Finetuned:
         size=len(rows[1]),
         ledger=Ledger("sqlite://"),
         evaluate=Evaluation(data=tried, public=True),
-        seed=seed if cell.seeded_noise else None,
+        seed=seed if cell.seeded_noise or math.isinf(cell.downstream.epsilon) else None,
     )
     seconds = time.perf_counter() - start
     some = tried[0][: noise.rows], tried[1][: noise.rows]

@@ -121,6 +121,26 @@ def test_sam_always_scales_to_the_radius_and_amp_only_shrinks() -> None:
         torch.testing.assert_close(beyond, gradients[0] * 2 / 5)
 
 
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_radius_per_tensor_is_a_ball_for_each(adaptive: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(shape, generator=generator).double() for shape in ((4, 3), (5,), (2,))]
+    gradients = [
+        scale * torch.randn(w.shape, generator=generator).double()
+        for scale, w in zip((9, 1e-3, 0), weights, strict=True)
+    ]
+    for method in ("sam", "amp"):
+        how = Perturbation(method=method, radius=0.5, adaptive=adaptive, per_tensor=True)  # type: ignore[arg-type]
+        alone = [
+            uphill([w], [g], Perturbation(method=method, radius=0.5, adaptive=adaptive))[0]  # type: ignore[arg-type]
+            for w, g in zip(weights, gradients, strict=True)
+        ]
+        for found, wanted in zip(uphill(weights, gradients, how), alone, strict=True):
+            assert torch.equal(found, wanted)
+    together = uphill(weights, gradients, Perturbation(method="amp", radius=0.5, adaptive=adaptive))
+    assert length([together[1]]) < length([alone[1]])  # one ball for all: the large gradient takes nearly all of it
+
+
 def test_an_adaptive_radius_is_that_of_asam() -> None:
     """Kwon et al. (2021), equation 6: radius T^2 g / |T g|; checked as the maximiser of g.d over |d / T| <= radius."""
     weights, gradients = [torch.tensor([1.0, -2.0, 0.0]).double()], [torch.tensor([0.3, -0.1, 2.0]).double()]

@@ -191,12 +191,12 @@ def test_what_cannot_be_studied_is_refused() -> None:
 
 def test_the_recipes_are_read() -> None:
     paths = sorted(RECIPES.glob("dpadapter*.toml"))
-    assert len(paths) == 3
+    assert len(paths) == 4
     for path in paths:
         kind, study = runner.read(path)
         assert kind == "pretrain"
         methods = {group.method for group in study.pretrain}
-        assert {"scratch", "standard", "dpadapter"} <= methods
+        assert {"standard", "dpadapter"} <= methods
         assert list(studying._choices(study, Path()))
 
 

@@ -28,6 +28,7 @@ def fit(
     perturb_batch: int = 5000,
     perturb_lr: float = 1.0,
     adaptive: bool = False,
+    per_tensor: bool = False,
     reuse: int = 1,
     microbatch: int = 500,
     warmup: float = 0.0,
@@ -51,6 +52,7 @@ def fit(
         perturb_batch: See `Perturbation`.
         perturb_lr: See `Perturbation`.
         adaptive: See `Perturbation`.
+        per_tensor: See `Perturbation`.
         reuse: See `Perturbation`.
         microbatch: See `Perturbation`.
         warmup: See `Perturbation`.
@@ -84,6 +86,7 @@ def fit(
         perturb_batch=perturb_batch,
         perturb_lr=perturb_lr,
         adaptive=adaptive,
+        per_tensor=per_tensor,
         reuse=reuse,
         microbatch=microbatch,
         warmup=warmup,
@@ -128,6 +131,7 @@ class _Run:
             radius=how.radius,
             perturb_lr=how.perturb_lr,
             adaptive=how.adaptive,
+            per_tensor=how.per_tensor,
             reuse=how.reuse,
             model=model,
         )

@@ -24,6 +24,7 @@ class Perturbation:
         perturb_batch: Rows of the batch that "dpadapter" perturbs on.
         perturb_lr: The step size of the perturbation.
         adaptive: Measure the length of each weight's part relative to that weight.
+        per_tensor: The radius bounds each tensor's part of the perturbation, and not all of it together.
         reuse: Steps that share a perturbation.
         microbatch: Rows of the perturbing batch in memory at a time.
         warmup: The share of the steps, at the beginning, that are standard ones.
@@ -34,6 +35,7 @@ class Perturbation:
     perturb_batch: int = 5000
     perturb_lr: float = 1.0
     adaptive: bool = False
+    per_tensor: bool = False
     reuse: int = 1
     microbatch: int = 500
     warmup: float = 0.0

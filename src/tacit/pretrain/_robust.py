@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ class Robust:
     schedules hold on to the optimizer inside, `robust.optimizer`.
 
     Guarantee: the perturbation is no longer than `radius` (of an adaptive one, each weight's part measured against that
-    weight), and `revert` restores the weights bit for bit.
+    weight; with `per_tensor`, each tensor's part of it), and `revert` restores the weights bit for bit.
 
     Args:
         optimizer: The torch optimizer inside.
@@ -36,6 +37,7 @@ class Robust:
         radius: The largest length of the perturbation.
         perturb_lr: The step size of the perturbation.
         adaptive: Measure lengths relative to each weight.
+        per_tensor: The radius is of each tensor's part alone.
         reuse: Steps that share a perturbation.
         model: Its running statistics do not follow what happens under perturbed weights.
     """
@@ -48,11 +50,19 @@ class Robust:
         radius: float = 2.0,
         perturb_lr: float = 1.0,
         adaptive: bool = False,
+        per_tensor: bool = False,
         reuse: int = 1,
         model: nn.Module | None = None,
     ) -> None:
         self.optimizer = optimizer
-        self._how = Perturbation(method=method, radius=radius, perturb_lr=perturb_lr, adaptive=adaptive, reuse=reuse)
+        self._how = Perturbation(
+            method=method,
+            radius=radius,
+            perturb_lr=perturb_lr,
+            adaptive=adaptive,
+            per_tensor=per_tensor,
+            reuse=reuse,
+        )
         self._statistics = [] if model is None else _running_statistics(model)
         self._delta: list[Tensor] | None = None
         self._left = 0  # steps that the perturbation still serves
@@ -141,19 +151,25 @@ def uphill(weights: Sequence[Tensor], gradients: Sequence[Tensor], how: Perturba
 
     `sam` always goes as far as the radius (Foret et al., 2021, equation 2). In an adaptive ball (Kwon et al., 2021)
     lengths are measured after dividing each part by T = |weight| + 0.01, so its steepest way is T^2 times the gradient.
+    With `per_tensor` there is a ball for each tensor, as in the public code of AMP (Zheng et al., 2021).
     """
     scales = [weight.abs() + _LEAST for weight in weights] if how.adaptive else None
     inside = list(gradients) if scales is None else [s * g for s, g in zip(scales, gradients, strict=True)]
-    norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in inside]
-    length = float(torch.linalg.vector_norm(torch.stack([norm.cpu() for norm in norms])))
-    if not length < float("inf"):
+    norms = [float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in inside]
+    length = math.hypot(*norms)
+    if not length < math.inf:
         raise ValueError("The gradient is not finite, so nothing is learnt from here on: lower the learning rate.")
-    factor = how.perturb_lr
-    if length > 0 and (how.method == "sam" or factor * length > how.radius):
-        factor = how.radius / length
-        factor *= 1 - 4 * max(torch.finfo(part.dtype).eps for part in inside)  # rounding must not leave the ball
-    moved = [factor * part for part in inside]
+    rounding = 1 - 4 * max(torch.finfo(part.dtype).eps for part in inside)  # it must not leave the ball
+    factors = [_factor(norm if how.per_tensor else length, how, rounding) for norm in norms]
+    moved = [factor * part for factor, part in zip(factors, inside, strict=True)]
     return moved if scales is None else [s * part for s, part in zip(scales, moved, strict=True)]
+
+
+def _factor(length: float, how: Perturbation, rounding: float) -> float:
+    """What a gradient of this length is multiplied by."""
+    if length > 0 and (how.method == "sam" or how.perturb_lr * length > how.radius):
+        return how.radius / length * rounding
+    return how.perturb_lr
 
 
 def _gradient(weight: Tensor) -> Tensor:
