@@ -87,6 +87,18 @@ def test_people_with_several_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(fast.guarantee.unit) == "user"
 
 
+def test_rows_with_owners_are_cached_as_units() -> None:
+    images, labels = torch.rand(12, 1, 8, 8), torch.arange(12) % 3
+    owners = torch.arange(12) // 4
+    rows = finetune.cache_blocks(vit(), (images, labels), last_blocks=1, unit="patient", unit_ids=owners, rows_each=2)
+    assert (len(rows), rows.unit, rows.most_rows) == (3, "patient", 2)
+    shown = rows.rows(torch.tensor([2, 0]), torch.full((2, rows.uniforms), 0.5))
+    whole = rows.rows(torch.tensor([2, 0]), None)
+    assert shown.owner.tolist() == [0, 0, 1, 1]
+    assert whole.owner.tolist() == [0] * 4 + [1] * 4
+    assert all(any(torch.equal(row, other) for other in whole.inputs) for row in shown.inputs)
+
+
 @pytest.mark.parametrize("last_blocks", [1, 2])
 def test_images(last_blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     images, labels = torch.rand(48, 1, 8, 8), torch.arange(48) % 3

@@ -24,6 +24,7 @@ from tacit.finetune._reading import Later, likeness, to, where_of
 from tacit.finetune._sources import as_records
 from tacit.finetune._tasks import outputs_of
 from tacit.models import blocks_of
+from tacit.privacy import Unit
 
 ACTIVATIONS = "cached_activations"  # the key among a row's inputs
 _OTHER = (
@@ -227,10 +228,12 @@ def cache_blocks(
     data: Any,
     *,
     last_blocks: int,
+    unit: Unit | str | None = None,
+    unit_ids: Any = None,
+    rows_each: int | None = None,
     curator: Curator | None = None,
     strict: bool = False,
     workers: int = 0,
-    **how: Any,
 ) -> CachedBlocks:
     """Run the blocks of a model below its last ones over each row, once; `fit(last_blocks=...)` goes on from there.
 
@@ -241,10 +244,12 @@ def cache_blocks(
         model: The model, with the weights that `fit` will get.
         data: As in `fit`; rows that are not augmented.
         last_blocks: How many blocks are to be trained.
+        unit: The kind of unit, as in `fit`.
+        unit_ids: One label per row, as in `fit`.
+        rows_each: The most rows of a unit shown in one step.
         curator: Called with a `tacit.ErrorEvent` if rows cannot be used.
         strict: A row that cannot be read is refused (as in a run with `checkpoint=`) instead of counting as nothing.
         workers: Processes that read rows.
-        **how: `unit`, `unit_ids` and `rows_each`, as in `fit`.
 
     Returns:
         Records to train on.
@@ -252,7 +257,8 @@ def cache_blocks(
     Raises:
         ValueError: The model cannot be cut there, or its rows have no activations of their own.
     """
-    table = as_records(data, model=model, **how)
+    named = None if unit is None else Unit(unit)
+    table = as_records(data, named, unit_ids=unit_ids, rows_each=rows_each, model=model)
     if getattr(table, "augmented", False) or not isinstance(table, TensorRecords):
         raise Refusal("Activations are cached of tensors, data sets and texts that are not augmented.")
     model.eval()
@@ -279,10 +285,11 @@ def first_block(model: nn.Module, last_blocks: int) -> int:
 
 def freeze_below(model: nn.Module, first: int, inputs: Any) -> None:
     """Freeze every parameter that what comes into a block depends on: found in the graph, not by name."""
-    each = dict(model.named_parameters())
+    each = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
     wanted = {name: p.requires_grad for name, p in each.items()}
     with torch.enable_grad():
-        model.requires_grad_(True)
+        for p in each.values():
+            p.requires_grad_(True)
         found = LowerBlocks(model, first)(inputs)
         reached = torch.autograd.grad(found.sum(), list(each.values()), allow_unused=True)
     inside = {id(p) for _, block in blocks_of(model)[:first] for p in block.parameters()}
