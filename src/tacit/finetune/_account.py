@@ -84,7 +84,7 @@ class Paid(Account):
 
     @property
     def durable(self) -> bool:
-        return True  # for whoever charged to say
+        return True  # for the caller that charged to say
 
     def charge(self, stage: str, note: str) -> Receipt:
         """The receipt, which serves this run and no other."""
@@ -93,7 +93,7 @@ class Paid(Account):
         return self.receipt
 
     def settle(self, receipt: Receipt, used: int) -> None:
-        """Nothing: what is left on the receipt is for whoever charged it."""
+        """Nothing: what is left on the receipt is for the caller that charged it."""
 
     @property
     def guarantee(self) -> Guarantee:

@@ -252,7 +252,7 @@ class _EachRow:
 def is_linear(model: nn.Module, inputs: Any) -> bool:
     """Whether the model's output is its head's, on vectors: then the head alone is the rest of the model.
 
-    Told by numbers put in the place of the head's own, which may all be zero: what comes after would not show.
+    Determined with numbers put in the place of the head's own, which may all be zero: what comes after would not show.
     """
     said: list[Tensor] = []
 

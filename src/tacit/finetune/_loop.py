@@ -379,7 +379,7 @@ class Run:
     def _save(self, done: int, *, finished: bool) -> None:
         if self.store is None:
             return
-        leases.check_holder(self.account.ledger, self.receipt)  # who was overtaken writes over nobody's checkpoint
+        leases.check_holder(self.account.ledger, self.receipt)  # a process that was superseded overwrites no checkpoint
         tensors, updater = self.updater.state()
         tensors = tensors | {f"asker.{name}": value for name, value in self.query.state().items()}
         facts = {

@@ -31,7 +31,7 @@ _OTHER = (
 class PrivateBatch:
     """One private step to come: a Poisson subsample that the receipt draws when the step is made.
 
-    It shows no rows, for rows of a private batch are nobody's to look at; `private.step` reads them, in portions that
+    It shows no rows, because rows of a private batch must not be looked at; `private.step` reads them, in portions that
     fit into memory.
 
     Args:

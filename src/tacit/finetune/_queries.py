@@ -162,7 +162,7 @@ def cut(values: Tensor, clip: float) -> Tensor:
     """Each number cut to [-clip, clip] and rounded to 2^-30 of a power of two near it; units x numbers, float64.
 
     A unit with a number that is not finite becomes zero. Sums of up to 2^22 such numbers are exact in float64, so
-    nobody's number changes how the others round.
+    no unit's number changes how the others round.
     """
     grid = 2.0 ** (math.frexp(clip)[1] - 30)
     most = math.floor(clip / grid)

@@ -91,8 +91,8 @@ class Passes:
     equally large. A unit that has none is known by its place i, and is in batch i mod `batches`.
 
     Formal guarantee: a unit's own id (or place) alone decides its steps, `passes` of them, exactly `batches` apart.
-    So nobody's steps depend on who else is there: with ids, one unit more or less changes the sums of its own steps and
-    no other; with places, that holds as long as places stay, as they do where a unit is replaced or blanked.
+    So no unit's steps depend on who else is there: with ids, one unit more or less changes the sums of its own steps
+    and no other; with places, that holds as long as places stay, as they do where a unit is replaced or blanked.
 
     Args:
         batches: Batches per pass.

@@ -1,4 +1,4 @@
-"""Checkpoints of a run, and taking it up after a crash.
+"""Checkpoints of a run, and resuming it after a crash.
 
 The checkpoint holds released values only (weights, optimizer, counters, which receipt paid) and may be shared. The key
 of noise and sampling is in a private file (0600) beside the ledger, with fingerprints of the data and of the run, and

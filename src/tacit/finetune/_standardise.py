@@ -91,9 +91,9 @@ class RowNorm:
     A gradient of a linear head is at most sqrt(2) times as long as its row, so that with norm 1 the unit clip is used
     and hardly ever cuts. On by default in `tune.Finetuning`, wherever the head alone is trained on cached features.
 
-    Formal guarantee: a row is changed by public numbers and by itself alone, so nobody's contribution depends on anyone
-    else, and the sensitivity stays the clip: free. With a centre of `Standardise` the mean is released first, which is
-    charged (one release).
+    Formal guarantee: a row is changed by public numbers and by itself alone, so no unit's contribution depends on
+    another, and the sensitivity stays the clip: free. With a centre of `Standardise` the mean is released first, which
+    is charged (one release).
 
     Args:
         norm: The L2 norm of every row.

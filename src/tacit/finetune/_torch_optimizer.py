@@ -41,7 +41,7 @@ class TorchUpdater:
         self.optimizer, self.parameters, self.stateful = optimizer, dict(parameters), dict(stateful)
 
     def step(self, gradient: Mapping[str, Tensor], number: int, factor: float = 1.0) -> None:
-        """Set the gradient; whoever asked for it calls the optimizer, at a learning rate of their own."""
+        """Set the gradient; the caller runs the optimizer, at a learning rate of its own."""
         del number, factor
         set_gradient(self.parameters, gradient)
 

@@ -47,9 +47,9 @@ class ZerothOrderQuery:
 
     Formal guarantee: a unit's slope, the mean over its rows, is rounded to a multiple of 2^-30 of the clip (of a power
     of two below it) and cut to [-clip, clip]; it is 0 if it is not finite. So one unit adds at most clip *
-    sqrt(directions), and sums of up to 2^22 units are exact in float64: nobody's slope changes how the others round.
-    The sum leaves on the grid of ``mechanisms.gaussian``. The direction is public. That slopes depend on nobody else is
-    checked on synthetic rows, as many as there are, and now and then on a real unit (`gradients.spot`).
+    sqrt(directions), and sums of up to 2^22 units are exact in float64: no unit's slope changes how the others round.
+    The sum leaves on the grid of ``mechanisms.gaussian``. The direction is public. That slopes depend on no other unit
+    is checked on synthetic rows, as many as there are, and now and then on a real unit (`gradients.spot`).
     """
 
     clip: float = 1.0

@@ -38,8 +38,8 @@ class Engine:
     Formal guarantee: each privacy unit adds to every block of the sum a vector of L2 norm at most the block's bound,
     for any values in the batch, provided that the model and the loss keep rows apart (checked on synthetic rows, see
     `validate`, and now and then on a real unit, see `spot`: that may stop a run, before its step is released).
-    Who is there changes nobody else's arithmetic: sums are float64, a unit whose rows fail or take an unchecked way is
-    found by running it alone, its rows are replaced in place, and it is added by itself or is exactly zero. What
+    Who is present changes no other unit's arithmetic: sums are float64, a unit whose rows fail or take an unchecked way
+    is found by running it alone, its rows are replaced in place, and it is added by itself or is exactly zero. What
     remains: the model computes in its own dtype, and a kernel may give a row other last bits in a batch of another
     size. On CPUs it was measured that rows in passes of 16 and more have the same bits whatever the size and place; in
     smaller ones they differ by some 1e-6 of a gradient in float32, which concerns 15 units at most.
@@ -172,7 +172,7 @@ class Engine:
     ) -> Iterator[dict[str, Tensor]]:
         """The mean gradient of every unit, built and not clipped, some units at a time: (units, *shape) each.
 
-        For sums that need more of a gradient than its norm: whoever asks has to bound what it makes of these. A unit
+        For sums that need more of a gradient than its norm: the caller has to bound what it makes of these. A unit
         that cannot be computed has a gradient that is not a number. Memory holds the gradients of `microbatch` rows, or
         of as many as fit. The checks are those of a sum; no unit of `public` rows is checked during the run (see
         `spot`).

@@ -94,7 +94,7 @@ def _report(recorder: Recorder, func: Any, args: Any, kwargs: Any, handles: list
 def _rowed(
     recorder: Recorder, func: Any, args: Any, kwargs: Any, handles: list[TracedParameter], size: int
 ) -> tuple[bool, ...]:
-    """Which of the other tensors have rows: learnt once, because a constant may be as long as some later batch."""
+    """Which of the other tensors have rows: determined once, because a constant may be as long as some later batch."""
     others = [t for t in tensors((args, kwargs)) if not isinstance(t, TracedParameter)]
     call = call_of(func, others, handles)
     if recorder.plan.learning:

@@ -9,7 +9,7 @@ A rule of `layers` hands over what it saw as one of three pieces:
 A piece knows two things: the squared norm of each unit's gradient, and the weighted sum over units. Units are added up
 in float64: in float32 the rounding would grow with the units until it exceeds what one unit contributes. What is formed
 of one unit alone (a gradient that is built, a product over its positions) may be float32: its rounding depends on
-nobody else, and the norms allow for it.
+no other unit, and the norms allow for it.
 """
 
 from __future__ import annotations

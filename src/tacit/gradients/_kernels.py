@@ -231,7 +231,7 @@ def _compiled(compiler: str) -> Path:
 
 
 def _ours(path: Path) -> bool:
-    """Whether nobody else could have put it there."""
+    """Whether no other user could have written it."""
     found = path.stat()
     return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 

@@ -23,7 +23,7 @@ Call = tuple[Any, tuple[str, ...], tuple[int, ...]]
 
 @dataclass
 class Plan:
-    """What was learnt once, on synthetic rows, and holds for every batch."""
+    """What was determined once, on synthetic rows, and holds for every batch."""
 
     batch_dim: dict[str, int] = field(default_factory=dict)  # where the rows are; 0 unless found otherwise
     enters: dict[Call, bool] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class Recorder:
         return target
 
     def count_uses(self, names: tuple[str, ...]) -> None:
-        """As `uses`, once everything is learnt."""
+        """As `uses`, once everything is determined."""
         if self._forward:
             for name in names:
                 self._uses[name] += 1

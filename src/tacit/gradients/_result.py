@@ -67,7 +67,7 @@ class ClippedSum:
     Formal guarantee: what one unit adds to the entries `blocks[b]` of `sum`, taken together, has L2 norm at most
     `bounds[b]`. A sum without bounds is not private and must not be released as such.
 
-    Rounding: a unit's contribution may be formed in float32, where that depends on nobody else (a gradient that is
+    Rounding: a unit's contribution may be formed in float32, where that depends on no other unit (a gradient that is
     built, a product over its own positions): norms allow for its rounding (`square_norms`, `ghost_norms`). Everything
     that several units share is float64, until it is released. Each entry rounds at most R times on its way (a run of
     4,096 terms, outer products or rows, or a unit's positions, then the runs, then the parts of a batch: R <= 2^13),

@@ -73,7 +73,7 @@ class Live:
 
 @dataclass
 class ZeroPositions:
-    """What was learnt about each use; a use that is not known keeps all its positions."""
+    """What was found about each use; a use that is not known keeps all its positions."""
 
     looking: bool = False  # during a pass over synthetic rows
     known: dict[Use, tuple[int, ...] | None] = field(default_factory=dict)  # which positions may have a gradient

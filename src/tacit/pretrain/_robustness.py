@@ -51,7 +51,7 @@ class Noisy:
 class Rho:
     """The largest change of the outputs per unit of change of the weights that was found: a lower bound of rho.
 
-    `random`: along random directions; `ascent`: after climbing from them.
+    `random`: along random directions; `ascent`: after gradient ascent from them.
 
     Args:
         random: Along random directions.

@@ -58,8 +58,8 @@ def default_search(
 
     One trial at the default and one at each of `factors` times its learning rate, all at `share` of epsilon. Another
     learning rate than the default's is used only if its trial scored better than the default's by three deviations of
-    the noise. If a score would be so noisy that nothing below five points can be told, no trial is run and the default
-    has the whole budget: what that was decided by is public.
+    the noise. If a score would be so noisy that nothing below five points can be resolved, no trial is run and the
+    default has the whole budget: what that was decided by is public.
 
     Formal guarantee: mu^2 = trials * (mu_trial^2 + mu_score^2) + mu_final^2, at most that of the budget, in the
     ledger's filter on sums of mu^2. What is released: every trial's model, its noisy score and the final model.

@@ -71,8 +71,8 @@ def adam_without_second_moment(
     `Finetuning`, give it `optimizer=dpgd_wosm`.
 
     Formal guarantee: one run of the budget's mu (with Poisson-subsampled batches: of its (epsilon, delta), by PLD). The
-    learning rate is made of the noise multiplier, the clip and the declared size, which are public: choosing it looks
-    at nobody.
+    learning rate is made of the noise multiplier, the clip and the declared size, which are public: choosing it reads
+    no data.
 
     Args:
         trainable: `trainable(hyperparameters, mu, receipt)` trains a model on a receipt; `Finetuning` makes one of

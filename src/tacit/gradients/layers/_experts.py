@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 def supported(module: nn.Module) -> bool:
-    """Whether this is such a module, told by what it has, for transformers may not be installed."""
+    """Whether this is such a module, recognised by its attributes, since transformers may not be installed."""
     names = {name: parameter.dim() for name, parameter in module.named_parameters()}
     plain = not any(getattr(module, key, False) for key in ("is_transposed", "has_post_expert_norm", "has_bias"))
     gated = getattr(module, "has_gate", False) and hasattr(module, "_apply_gate")

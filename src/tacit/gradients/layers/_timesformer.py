@@ -14,7 +14,7 @@ from torch.nn import functional
 
 
 def supported(module: nn.Module) -> bool:
-    """Whether this is the module, with a time axis; told by its name, for transformers may not be installed."""
+    """Whether this is the module, with a time axis; recognised by its name, since transformers may not be installed."""
     return type(module).__name__ == "TimesformerEmbeddings" and getattr(module, "attention_type", "") != "space_only"
 
 
