@@ -1,7 +1,8 @@
 """Private training over ranks: the throughput of two ranks of one thread each beside one rank of one thread.
 
 Launches of one and of two ranks take turns on loopback (gloo); each makes a few steps of DP-SGD on the same small ViT
-and the same Poisson draws, and the median step counts. An adapter is timed as well.
+and the same Poisson draws, and the median step counts. An adapter is timed as well. Two runs of one rank each at the
+same time, which share nothing, show what the machine allows: its cores may share caches, memory and their clock.
 It needs two idle cores.
 """
 
@@ -83,18 +84,25 @@ def rank(file: str, count: int) -> None:
     distributed.destroy_process_group()
 
 
-def launch(ranks: int, count: int) -> dict[str, float]:
-    """The median seconds of a step, without the first, which is checked and learnt on."""
-    with tempfile.NamedTemporaryFile(suffix=".json") as file, socket.socket() as free:
+def start(ranks: int, count: int, file: str) -> list[subprocess.Popen[bytes]]:
+    with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
-        free.close()
-        settings = os.environ | group | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        command = [sys.executable, __file__, "--rank", file.name, "--steps", str(count)]
-        started = [subprocess.Popen(command, env=settings | {"RANK": str(each)}) for each in range(ranks)]
-        if any(process.wait() for process in started):
+    settings = os.environ | group | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, __file__, "--rank", file, "--steps", str(count)]
+    return [subprocess.Popen(command, env=settings | {"RANK": str(each)}) for each in range(ranks)]
+
+
+def launch(ranks: int, count: int, runs: int = 1) -> dict[str, float]:
+    """The median seconds of a step, without the first, in which the model is checked; of several runs at once, a run's
+    share of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [f"{folder}/{run}.json" for run in range(runs)]
+        if any(process.wait() for process in [each for file in files for each in start(ranks, count, file)]):
             raise SystemExit("A rank failed.")
-        return {name: statistics.median(each[1:]) for name, each in json.loads(Path(file.name).read_text()).items()}
+        found = [json.loads(Path(file).read_text()) for file in files]
+    medians = [{name: statistics.median(seconds[1:]) for name, seconds in each.items()} for each in found]
+    return {name: 1 / sum(1 / each[name] for each in medians) for name in medians[0]}
 
 
 def main(argv: list[str]) -> None:
@@ -107,17 +115,21 @@ def main(argv: list[str]) -> None:
     if options.rank:
         rank(options.rank, options.steps)
         return
-    found: dict[int, list[dict[str, float]]] = {1: [], 2: []}
+    ways = {"one": (1, 1), "two": (2, 1), "apart": (1, 2)}  # ranks, runs at a time
+    found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     for _ in range(options.repeats):
-        for ranks, seen in found.items():
-            seen.append(launch(ranks, options.steps))
-    table = Table("work", "one rank, examples/s", "two ranks, examples/s", "ratio", title="ranks of one thread each")
+        for way, (ranks, runs) in ways.items():
+            found[way].append(launch(ranks, options.steps, runs))
+    table = Table("work", "one rank, examples/s", "two ranks, examples/s", "ratio", "two runs apart")
     results = {}
-    for name in found[1][0]:
-        one, two = (BATCH / statistics.median(each[name] for each in found[ranks]) for ranks in (1, 2))
-        ratios = [a[name] / b[name] for a, b in zip(found[1], found[2], strict=True)]
-        results[name] = {"one": one, "two": two, "ratios": ratios}
-        table.add_row(name, f"{one:.1f}", f"{two:.1f}", f"{statistics.median(ratios):.2f} ({min(ratios):.2f} at least)")
+    for name in found["one"][0]:
+        one, two = (BATCH / statistics.median(each[name] for each in found[way]) for way in ("one", "two"))
+        ratios, limits = (
+            [a[name] / b[name] for a, b in zip(found["one"], found[way], strict=True)] for way in ("two", "apart")
+        )
+        results[name] = {"one": one, "two": two, "ratios": ratios, "apart": limits}
+        shown = [f"{statistics.median(each):.2f} ({min(each):.2f} at least)" for each in (ratios, limits)]
+        table.add_row(name, f"{one:.1f}", f"{two:.1f}", *shown)
     Console().print(table)
     if options.json:
         options.json.write_text(json.dumps(results, indent=2))

@@ -269,9 +269,9 @@ class Run:
         return self._release(total, noise)  # type: ignore[no-any-return]
 
     @property
-    def _units_at_once(self) -> int:
-        """The most units in a portion."""
-        return units_at_once(self.expected)
+    def _shares(self) -> int:
+        """Into how many equal portions a step is cut, for ranks to share; 0: into as few as fit."""
+        return 0
 
     @cached_property
     def _release(self) -> Callable[..., Any]:
@@ -335,7 +335,7 @@ class Run:
         each = self.records.uniforms
         drawn_uniforms = sampling.uniforms(self.receipt, len(chosen), each, ahead=later) if each else None
         rows = self.rows_at_once or rows_that_fit(self.like)
-        parts = portions(self.records, chosen, rows, self._units_at_once)
+        parts = portions(self.records, chosen, rows, units_at_once(self.expected), shares=self._shares)
         keyed = draws(self.records)
         return [
             Portion(

@@ -20,14 +20,17 @@ from tacit.gradients import filled, leaves
 from tacit.privacy import sampling
 
 _BYTES = 64 * 2**20  # of inputs at a time
-_SHARES = 8  # of what several ranks look at
+SHARES, _FEWEST = 8, 16  # of what several ranks look at, and the units that each share has at least
 _TOKENS = 4096  # at a time: a vocabulary of logits each may come out
 
 
-def portions(records: Records, units: Tensor, rows_at_once: int, most: float = math.inf) -> list[Tensor]:
+def portions(
+    records: Records, units: Tensor, rows_at_once: int, most: float = math.inf, *, shares: int = 0
+) -> list[Tensor]:
     """Places among `units`, in portions of at most so many rows, and at most `most` units; a unit is never divided.
 
-    Records that know the size of their units' rows (texts) are taken size by size, so that little is padded.
+    Records that know the size of their units' rows (texts) are taken size by size, so that little is padded. With
+    `shares`, a power of two, there are up to so many portions of equal size, for as many ranks.
 
     Formal guarantee: where the cuts are depends on the number of units that were drawn, on their sizes and on public
     numbers (`rows_at_once`, the most rows of a unit), never on who fails. A larger draw has more portions, not larger
@@ -36,7 +39,19 @@ def portions(records: Records, units: Tensor, rows_at_once: int, most: float = m
     sizes: Tensor | None = getattr(records, "sizes", None)
     each = int(min(max(1, rows_at_once // max(records.most_rows, 1)), most))
     alike = [torch.arange(len(units))] if sizes is None else list(by_size(sizes[units]).values())
+    if shares:
+        return [part for p in alike for part in torch.tensor_split(p, _equal_parts(len(p), each, shares))]
     return [part for places in alike for part in torch.split(places, each)]
+
+
+def _equal_parts(count: int, each: int, shares: int) -> int:
+    """A power of two: up to `shares` parts of sixteen and more, and further ones where a part may have `each` only."""
+    parts = 1
+    while 2 * parts <= shares and count >= 2 * parts * _FEWEST:
+        parts *= 2
+    while count > parts * each:
+        parts *= 2
+    return parts
 
 
 def units_at_once(expected: float) -> int:
@@ -65,7 +80,7 @@ def rows_that_fit(like: Rows) -> int:
 
 def at_once(team: Team | None, count: int, rows: int) -> int:
     """How many units are looked at together: over several ranks an eighth, in sixteens, whatever their number."""
-    return rows if team is None else min(rows, 16 * math.ceil(count / (16 * _SHARES)))
+    return rows if team is None else min(rows, 16 * math.ceil(count / (16 * SHARES)))
 
 
 class Predictions(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,11 +11,10 @@ from torch import Tensor, nn
 from tacit.data import Records
 from tacit.distributed import MOST_UNITS, Team
 from tacit.finetune._loop import Run
-from tacit.finetune._predictions import units_at_once
+from tacit.finetune._predictions import SHARES
 from tacit.finetune._reading import Portion
 from tacit.privacy import BoundedSum, sampling
 
-_SHARES, _FEWEST = 8, 16  # portions of a step, whatever the number of ranks, and the units that each has at least
 _EVALUATE = "evaluate"
 Parts = list[tuple[Portion, str]]  # with the key of what the model itself draws
 
@@ -127,9 +125,9 @@ class TeamRun(Run):
         return self.team.share_tensors(self.team.alone(lambda: Run._released(self, total, noise)))
 
     @property
-    def _units_at_once(self) -> int:
-        """Enough portions for every rank to have some; as many whatever their number."""
-        return min(units_at_once(self.expected), max(_FEWEST, math.ceil(self.expected / _SHARES)))
+    def _shares(self) -> int:
+        """Enough portions for every rank to have some, and as much; as many whatever the number of ranks."""
+        return SHARES
 
     def _agree_on_weights(self) -> None:
         tensors, facts = self.updater.state() if self.leads else (None, None)
