@@ -39,7 +39,6 @@ FORMS: dict[str, adapt.Privacy] = {
 }
 
 
-@torch.no_grad()  # of the other parameters nothing is kept: it would be gigabytes
 def gradients(images: Tensor, names: list[str]) -> Tensor:
     """Of each image's entropy for the adapted parameters of the source model: one row per image."""
     model = embedded()
