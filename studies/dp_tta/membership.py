@@ -60,14 +60,16 @@ class Attacker:
 
     def clipped(self, rows: Tensor) -> Tensor:
         """As the form clips."""
-        return rows * (self.clip / rows.norm(dim=1, keepdim=True)).clamp(max=1)
+        clipped: Tensor = rows * (self.clip / rows.norm(dim=1, keepdim=True)).clamp(max=1)
+        return clipped
 
     def scores(self, released: Tensor, rows: Tensor, batch: int) -> Tensor:
         """The logarithm of the likelihood ratio of each image, by its gradient."""
         variance = self.spread / batch + (self.noise / batch) ** 2
         added = (self.clipped(rows) - self.mean) @ self.axes / batch
         seen = (released - self.mean) @ self.axes
-        return (added * (seen - added / 2) / variance).sum(1)
+        ratios: Tensor = (added * (seen - added / 2) / variance).sum(1)
+        return ratios
 
 
 def step(form: adapt.Privacy, members: Tensor, names: list[str], seed: int) -> Tensor:

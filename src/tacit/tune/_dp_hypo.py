@@ -263,12 +263,14 @@ class Process:
         across = _alike(points, known)
         solved = torch.linalg.solve(alike, torch.cat([(scores - centre)[:, None], across.T], 1))
         spread = (1 - (across * solved[:, 1:].T).sum(1)).clamp_min(0).sqrt()
-        return centre + across @ solved[:, 0] + signal * spread
+        found: Tensor = centre + across @ solved[:, 0] + signal * spread
+        return found
 
 
 def _alike(a: Tensor, b: Tensor) -> Tensor:
     apart: Tensor = torch.cdist(a, b) / SCALE
-    return torch.exp(-0.5 * apart.square())
+    likeness: Tensor = torch.exp(-0.5 * apart.square())
+    return likeness
 
 
 def _checked(ratio: float | None, budget: Budget) -> float:
