@@ -33,9 +33,9 @@ def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 @pytest.mark.parametrize("microbatch", [None, 16])
 @pytest.mark.parametrize("blank", [0.0, float("nan"), 1e30])
 def test_a_muted_unit_contributes_zero_in_its_place(microbatch: int | None, blank: float) -> None:
-    model, (x, y) = net(), rows(40)
+    model, (x, y) = net(), rows(48)  # three passes of 16: in smaller ones a processor may give rows other last bits
     engine = Engine(model, classify, clip=0.1, microbatch=microbatch)
-    others = torch.arange(40) != 7
+    others = torch.arange(48) != 7
     alone = Engine(model, classify, clip=0.1)((x[others], y[others]))
     x[7], mute = blank, ~others
     found = engine((x, y), mute=mute)

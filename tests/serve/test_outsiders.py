@@ -85,7 +85,7 @@ def test_bodies_that_are_no_json_or_endless(serve: Making) -> None:
 def test_the_limit_of_a_request_can_be_set(serve: Making) -> None:
     """By the length that it names, before anything is read, and by what comes if it names none."""
     served = serve(unit="patient")
-    fits, too_large = json.dumps(changed()).encode(), json.dumps(changed(data=[0.123456789] * 784)).encode()
+    fits, too_large = json.dumps(changed()).encode(), json.dumps(changed(data=[0.12345678901234567] * 1568)).encode()
     limit = len(fits) + 500
     assert len(too_large) > limit
     with serving(model_app(served, largest=limit)) as port:

@@ -226,7 +226,7 @@ def test_subjects_that_can_and_cannot_pay() -> None:
         assert ledger.spent(name).epsilon > 0.5
     with pytest.raises(UnsupportedEvent, match="the renyi or the plan mode"):
         tune.repeat_and_select(Hill(), BOX, ONE, ledger=ledger, subject="gaussian", mean=3)
-    with pytest.raises(ValueError, match="other terms"):
+    with pytest.raises(ValueError, match="the terms must agree"):
         tune.repeat_and_select(Hill(), BOX, ONE, ledger=ledger, subject="patients", mean=3)
     assert [entry.kind for entry in ledger.entries("gaussian")] == ["subject"]
 

@@ -184,7 +184,7 @@ def test_what_cannot_be_is_refused_before_anything_is_charged() -> None:
         ([1.0], {"precision": 2.0}, "between 0 and 1"),
         ([1.0], {"budget": Budget(1.0, 0.0)}, "delta above 0"),
         ([1.0], {"budget": Budget(math.inf, 1e-5), "release": "winner"}, "finite epsilon"),
-        ([1.0], {"subject": "patients"}, "other terms"),
+        ([1.0], {"subject": "patients"}, "the terms must agree"),
     ):
         how = {"budget": ONE, "subject": "people"} | more
         with pytest.raises(ValueError, match=words):

@@ -83,7 +83,7 @@ def test_a_choice_is_for_the_units_of_the_score() -> None:
     chosen = tune.noisy_selection([0.1, 0.9], score, ONE, ledger=ledger, **options)  # type: ignore[arg-type]
     assert chosen.guarantee.unit == "patient"
     ledger.subject("rows", ONE)
-    with pytest.raises(ValueError, match="other terms"):
+    with pytest.raises(ValueError, match="the terms must agree"):
         tune.noisy_selection([0.1, 0.9], score, ONE, ledger=ledger, subject="rows", size=100)
     assert charges(ledger) == 1
 

@@ -75,6 +75,7 @@ class Engine:
         self._slots = ParameterSwap(model)
         self._plan = learning.blank_plan(model)
         self._plans: dict[Any, Plan] = {}
+        self._state: Any = None  # what of the model and the loss was public when the plan was checked
         self._calls = 0
 
     @property
@@ -111,6 +112,7 @@ class Engine:
         if plan.learning:
             learning.validate(*known, self._watch)
         numbers = hash(plain_numbers(self.model, self.per_sample_loss))
+        self._state = circumstances[0], numbers
         if numbers not in plan.numbers:
             plan.numbers.add(numbers)
             if len(plan.numbers).bit_count() == 1:  # a counter changes at every step: look again ever more rarely
@@ -237,29 +239,30 @@ class Engine:
             return rows
         return math.ceil(rows / max(math.ceil(rows * kept / _KEPT), 1))
 
-    def _circumstances(self, batch: Any) -> Any:
-        """What a plan holds for: training or evaluation of each module, and which integers of the batch vary."""
-        return self._slots.modes(self.model), tuple(varies(t) for t in leaves(batch))
+    def _circumstances(self, batch: Any) -> tuple[Any, Any]:
+        """What a plan holds for: modes of modules and autocast, which are public; which integers of the batch vary."""
+        kind = next(iter(self._slots.parameters.values())).device.type
+        cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        return (self._slots.modes(self.model), cast), tuple(varies(t) for t in leaves(batch))
 
     def _validate_private(self, batch: Any, grouped: Units) -> None:
         """`validate` by the integers of a private batch, which must not change how all units are computed.
 
-        If the fast path was found before and is not right for integers that occur now, it stays: units for which it
+        If the fast path was checked before and is not right for integers that occur now, it stays: units for which it
         raises are set aside one by one in the pass. If it is wrong without raising, the run stops, with a fixed
-        sentence. No warning is given.
+        sentence. No warning is given. What is public (modes of modules, autocast, numbers) may change the path.
         """
-        before, shapes = self._plan, row_shapes(batch)
-        fold = None if before.learning or before.by_row else before.folds.get(shapes)
-        if fold is None:
-            self._validate_without_odd(batch, grouped)
-            return
-        served, before.quiet = before.served, True
+        before, state, shapes = self._plan, self._state, row_shapes(batch)
+        known = not before.learning and not before.by_row and shapes in before.checked
+        fold = before.folds.get(shapes) if known else None
+        served, before.quiet = before.served, before.quiet or fold is not None
         self._validate_without_odd(batch, grouped)
-        if not self._plan.by_row and self._plan.folds.get(shapes) is not None:
+        fast = not self._plan.by_row and self._plan.folds.get(shapes) is not None
+        if fold is None or fast or self._state != state:
             return
         before.by_row, before.served, before.folds[shapes] = False, served, fold
         self._plans[self._circumstances(batch)] = self._plan = before
-        if learning.misleads(self.model, self.per_sample_loss, self._slots, batch, self._watch, before.coarse):
+        if learning.misleads(before, self.model, self.per_sample_loss, self._slots, batch, self._watch):
             raise RowsMixed(
                 "For integers that occur now the model or the loss computes in another way, which the fast path would "
                 "get wrong. Check the engine with all of them beforehand: `engine.validate(batch)` on public rows."
