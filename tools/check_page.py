@@ -40,7 +40,8 @@ parent.postMessage(JSON.stringify({page: document.documentElement.scrollWidth, s
 </script></body>"""
 FRAME = """<title>nothing</title><script>onmessage = told => { document.title = told.data; };</script>
 <iframe src="measured.html" style="border: 0" width="WIDTH" height="HEIGHT"></iframe>"""  # windows have 500 or more
-NUMBER = re.compile(r"(?<![\w.])[-−]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?%?")
+# A hash such as 7e065091554 is no number, nor is the beginning of 7b3f.
+NUMBER = re.compile(r"(?<![\w.])[-−]?\d[\d,]*+(?:\.\d++)?+(?:e[-+]?\d{1,3})?+(?!\w)%?")
 
 
 def look(page: Path, width: int, scheme: str, shot: Path | None = None) -> dict[str, Any]:
@@ -135,7 +136,7 @@ def worth(text: str) -> tuple[float, float]:
     plain = plain.rstrip("%")
     digits, _, power = plain.partition("e")
     places = len(digits.partition(".")[2])
-    return float(plain) * scale, scale * 10.0 ** (int(power or 0) - places)
+    return float(plain) * scale, scale * float(f"1e{int(power or 0) - places}")
 
 
 def unknown(page: Path, facts: dict[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from tacit import report
 from tacit.privacy import Budget, Ledger, events, right_guesses
 from tacit.report import Column, Picture, Section, Table, plots
-from tools.check_page import CHROMIUM, SCHEMES, WIDTHS, Cells, complaints, look, unknown
+from tools.check_page import CHROMIUM, SCHEMES, WIDTHS, Cells, complaints, look, numbers, unknown
 
 SHIFTS = ["gaussian noise", "elastic transform", "fog"]
 ARMS = {f"an arm with a name, ε = {place}": [60.0 + place, 70.25, 80.5] for place in range(10)}
@@ -66,6 +66,11 @@ def test_a_number_that_the_json_does_not_have_is_found(ledger: Ledger, tmp_path:
     assert unknown(page, facts) == []
     page.write_text(page.read_text().replace("70.25", "71.23", 1))
     assert len(unknown(page, facts)) == 1
+
+
+def test_a_hash_is_no_number() -> None:
+    head = "chain 7e065091554, 7b3f and 12345e6789: 1,024 rows, 2.5e-07, −3 and 40%"
+    assert list(numbers({"head": head})) == [1024.0, 2.5e-07, -3.0, 0.4]
 
 
 def close(shown: str, value: float) -> bool:
