@@ -1,6 +1,7 @@
 """Rows that take no part, or on which the model raises: they keep their place, and nobody else's arithmetic changes."""
 
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -114,3 +115,45 @@ def test_nobody_is_told_what_the_model_says_of_somebody_else(value: float) -> No
     with torch.no_grad():
         blank = Strict()(odd)
     assert torch.allclose(logits, blank, atol=1e-5)
+
+
+class Flagged(nn.Module):
+    """Rows with a flag skip the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.head = nn.Linear(16, 16, bias=False), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor, flag: Tensor) -> Tensor:
+        plain = flag[:, 0] == 0
+        hidden = x.clone().index_put((torch.nonzero(plain).flatten(),), self.linear(x[plain]))
+        return self.head(50 * hidden.mean(1))  # type: ignore[no-any-return]
+
+
+def test_one_rows_flag_does_not_send_the_others_another_way() -> None:
+    rows, sums = 32, []
+    signs = torch.ones(16)
+    signs[::2] = -1
+    signs[0] *= 1.02
+    for odd in (0, 1):
+        torch.manual_seed(0)
+        curator = Curious()
+        adapter = Tent(
+            Flagged().eval(),
+            privacy=DP(1.0, clip=1e-4),
+            batch_size=rows,
+            scheme="full",
+            curator=curator,
+            ledger=Ledger("sqlite://"),
+            seed=0,
+        )
+        torch.manual_seed(1)
+        x = torch.randn(1, 1, 16).expand(rows, 16, -1) * signs[None, :, None]
+        flags = torch.zeros(rows, 1, dtype=torch.long)
+        flags[0] = odd
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*(row by row|fast rule)")
+            adapter({"x": x, "flag": flags})
+        sums.append(curator.sums[-1])
+    moved = sum(float((sums[0][name] - value).square().sum()) for name, value in sums[1].items()) ** 0.5
+    assert moved <= 2e-4

@@ -168,3 +168,13 @@ def same_bits(a: nn.Module, b: nn.Module) -> bool:
 
 def one_row_units(inputs: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
     return [(inputs[i : i + 1], labels[i : i + 1]) for i in range(len(labels))]
+
+
+def rows_in_checks(rows: int, kinds: int = 1) -> int:
+    """The most rows that a frozen part is shown in checks, if so many rows of so many kinds are cached.
+
+    Of four, twice, whether it draws random numbers. Whether rows stay apart: for each kind one row of three changes,
+    three times, and one in eight of as many as there are (seven at least), with two passes each; and once all of a
+    portion are copies of one real row.
+    """
+    return 2 * 4 + kinds * 2 * 3 * 3 + 2 * (rows + 7 * kinds) + rows

@@ -1,12 +1,16 @@
 """Cached features give what the whole model gives, run the backbone once, and may be standardised privately."""
 
 import math
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from by_hand import SEED, gap, key, one_row_units, people, train, weights
+from by_hand import SEED, gap, key, one_row_units, people, rows_in_checks, train, weights
 from torch import Tensor, nn
 
 from tacit.data._tensor_records import TensorRecords
@@ -61,10 +65,10 @@ def test_a_cached_probe_is_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("layers", [None, "last"])
 def test_the_backbone_sees_each_row_once(layers: Any) -> None:
-    """Twenty-four people, seven held out, two blank rows (is the model linear, does it work), synthetic ones."""
+    """Twenty-four people, seven held out, two blank rows (is the model linear, does it work), and those of checks."""
     made = model()
     run(made, people(), features=layers, evaluate=Evaluation(data=people(7), public=True, every=1))
-    assert made[0].rows <= 24 + 7 + 2 + 2 * 8  # four, twice: whether the model draws random numbers
+    assert made[0].rows <= 24 + 7 + 2 + rows_in_checks(24) + rows_in_checks(7)
 
 
 @pytest.mark.parametrize("after", [nn.Tanh(), nn.Softmax(1), nn.LayerNorm(3, dtype=torch.float64)])
@@ -81,10 +85,10 @@ def test_whether_rows_are_finite_does_not_decide_how_it_is_computed() -> None:
     inputs[0] = math.nan
     made = model()
     run(made, (inputs, labels), features="last")
-    assert made[0].rows <= 24 + 2 + 8
+    assert made[0].rows <= 24 + 2 + rows_in_checks(24)
 
 
-def test_large_features_lie_in_a_private_file_until_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_large_features_lie_in_a_file_without_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     inputs, labels = people()
     backbone = Backbone(model())
     plain = extract(backbone, TensorRecords(inputs, labels))
@@ -92,14 +96,73 @@ def test_large_features_lie_in_a_private_file_until_the_end(monkeypatch: pytest.
     monkeypatch.setattr(features, "LARGE", 100)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with cached(backbone, TensorRecords(inputs, labels)) as table:
+        (folder,) = tmp_path.iterdir()
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert list(folder.iterdir()) == []
+        assert torch.equal(table.inputs, plain)
+        assert len(table) == 24
+    assert list(tmp_path.iterdir()) == []
+    assert gap(weights(run(model(), people()).model), weights(_in_memory().model)) == 0
+
+
+def test_where_a_file_in_use_keeps_its_name_it_is_private_until_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def in_use(path: Path) -> None:
+        raise PermissionError(str(path))
+
+    inputs, labels = people()
+    backbone = Backbone(model())
+    plain = extract(backbone, TensorRecords(inputs, labels))
+    monkeypatch.setattr(features, "LARGE", 100)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(Path, "unlink", in_use)
+    with cached(backbone, TensorRecords(inputs, labels)) as table:
         (file,) = tmp_path.rglob("features")
         assert file.stat().st_mode & 0o777 == 0o600
         assert file.parent.stat().st_mode & 0o777 == 0o700
         assert file.stat().st_size == 24 * 6 * 8
         assert torch.equal(table.inputs, plain)
-        assert len(table) == 24
     assert list(tmp_path.iterdir()) == []
-    assert gap(weights(run(model(), people()).model), weights(_in_memory().model)) == 0
+
+
+KILLED = """
+import time
+import torch
+from pathlib import Path
+from tacit.data import TensorRecords
+from tacit.finetune import Backbone, _features, cache_blocks
+from tacit.models import ViT
+
+_features.LARGE = 1000
+model = ViT(channels=1, classes=3, size=8, patch=4, width=8, depth=3, heads=2).eval()
+rows = torch.randn(48, 1, 8, 8), torch.zeros(48, dtype=torch.long)
+blocks = cache_blocks(model, rows, last_blocks=1)
+with _features.cached(Backbone(model), TensorRecords(*rows)) as features:
+    assert features.inputs.isfinite().all() and blocks.rows(torch.arange(48), None).inputs.isfinite().all()
+    maps = Path("/proc/self/maps")
+    print(maps.read_text().count("(deleted)") if maps.exists() else 2, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a file in use keeps its name")
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_process_leaves_no_activations_behind(how: signal.Signals, tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", KILLED], env=os.environ | {"TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout is not None
+        assert int(child.stdout.readline()) >= 2  # files that are mapped and have no name: features and activations
+        child.send_signal(how)
+        assert child.wait() == -how
+    finally:
+        child.kill()
+        child.communicate()
+    left = list(tmp_path.rglob("*"))
+    assert {path.name.rsplit("-", 1)[0] for path in left} <= {"tacit-blocks", "tacit-features"}
+    assert not [path for path in left if not path.is_dir()]
 
 
 def _in_memory() -> Any:

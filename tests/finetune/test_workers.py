@@ -56,7 +56,7 @@ class Items:
         return row, self.targets[i]
 
 
-class Told:
+class Noted:
     """A curator: it hears of problems, and makes one of its own after a step."""
 
     def __init__(self, after: int | None = None, touch: Path | None = None) -> None:
@@ -118,7 +118,7 @@ def test_features_and_evaluations_are_read_by_workers_too() -> None:
                 raise OSError("read in the run's own process")
             return super().__getitem__(i)
 
-    told = Told()
+    told = Noted()
     held = Evaluation(data=Items(), public=True)
     plain = weights(Items(), OPTIMIZERS["DPGD"], scheme="linear", evaluate=held)
     held = Evaluation(data=Elsewhere(), public=True)
@@ -137,7 +137,7 @@ def test_a_row_that_fails_in_a_worker_adds_nothing_in_its_place(
     broken = tmp_path / "broken"
     broken.touch()
 
-    plain, helped = Told(), Told()
+    plain, helped = Noted(), Noted()
     first = weights(Items(raises=broken), OPTIMIZERS["DPGD"], curator=plain)
     second = weights(Items(raises=broken), OPTIMIZERS["DPGD"], curator=helped, workers=2)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
@@ -153,7 +153,7 @@ def test_a_row_that_fails_in_a_worker_stops_a_run_that_may_be_replayed(tmp_path:
 
     options: dict[str, Any] = {"ledger": ledger, "subject": "clinic", "checkpoint": tmp_path / "run", "every": 1}
     with pytest.raises(OSError, match="Some rows cannot be read now"):
-        weights(Items(raises=broken), optimizer, workers=2, curator=Told(1, broken), **options)
+        weights(Items(raises=broken), optimizer, workers=2, curator=Noted(1, broken), **options)
     spent = ledger.spent("clinic")
     broken.unlink()
     resumed = weights(Items(raises=broken), optimizer, workers=1, **options)
@@ -168,7 +168,7 @@ def test_a_killed_worker_is_a_clear_error_and_the_run_goes_on_later(tmp_path: Pa
     options: dict[str, Any] = {"ledger": ledger, "subject": "clinic", "checkpoint": tmp_path / "run", "every": 1}
 
     with pytest.raises(OSError, match="A worker process that reads rows has ended"):
-        weights(Items(dies=deadly), DPGD(steps=8), workers=2, curator=Told(1, deadly), **options)
+        weights(Items(dies=deadly), DPGD(steps=8), workers=2, curator=Noted(1, deadly), **options)
     deadly.unlink()
     resumed = weights(Items(dies=deadly), DPGD(steps=8), workers=2, **options)
     with Ledger(f"sqlite:///{tmp_path / 'other.db'}") as other:

@@ -113,8 +113,9 @@ def test_integers_that_change_only_numbers_are_served_as_before() -> None:
 
 
 def test_a_path_that_is_wrong_without_raising_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tacit.gradients import _validation
+    from tacit.gradients import _engine, _validation
 
+    monkeypatch.setattr(_engine, "widened", lambda domains: domains)  # as if the model took no other integers
     torch.manual_seed(4)
     model, flags = Doubling(), torch.zeros(6, dtype=torch.long)
     batch = (torch.randn(6, 3, 4), torch.randn(6, 3, 4), flags)
@@ -124,3 +125,154 @@ def test_a_path_that_is_wrong_without_raising_stops_the_run(monkeypatch: pytest.
     monkeypatch.setattr(_validation, "_agrees", lambda *given: right(*given) and False)
     with pytest.raises(RowsMixed, match="on public rows"):
         engine((*batch[:2], torch.tensor([0, 1, 0, 1, 0, 1])))
+
+
+class Masked(nn.Module):
+    """Positions beyond a row's length have no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32, bias=False)
+
+    def forward(self, x: Tensor, length: Tensor) -> Tensor:
+        seen: Tensor = self.linear(x)
+        return seen * (torch.arange(x.shape[1]) < length)[..., None]
+
+
+class Annealed:
+    """A loss with a public number that changes at every step."""
+
+    def __init__(self) -> None:
+        self.temperature = 1.0
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        return weighted(model, batch) * self.temperature
+
+
+@pytest.mark.parametrize("model", [Masked(), Skipping()], ids=["length", "flag"])
+@pytest.mark.parametrize("annealed", [False, True])
+def test_integers_of_one_unit_change_no_other_units_path_at_any_step(model: nn.Module, annealed: bool) -> None:
+    torch.manual_seed(5)
+    units, positions, skips = 24, 16, isinstance(model, Skipping)
+    signs = torch.ones(positions)
+    signs[::2] = -1
+    signs[0] *= 1.02
+    x = 100 * torch.randn(1, 1, 32).expand(units, positions, -1)
+    y = torch.randn(1, 1, 32) * signs[None, :, None].expand(units, -1, -1)
+    usual = torch.zeros(units, dtype=torch.long) if skips else torch.full((units, 1), 4)
+    nothing = torch.zeros(1, positions, 32)
+
+    def run(last: int) -> list[ClippedSum]:
+        public = Annealed()
+        engine = Engine(model, public.loss, clip=1.0)
+        engine.validate((torch.zeros_like(x), torch.zeros_like(y), usual), rows=units + 1)
+        given = torch.cat([x, nothing]), torch.cat([y, nothing]), torch.cat([usual, torch.full_like(usual[:1], last)])
+        found = []
+        for _ in range(3):
+            public.temperature *= 0.999 if annealed else 1
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                found.append(engine(given))
+        return found
+
+    for one, other in zip(run(int(usual.flatten()[0])), run(1 if skips else 12), strict=True):
+        assert differ(one, other) == 0
+
+
+class Spans(nn.Module):
+    """Refuses rows whose end is before their start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, start: Tensor, end: Tensor) -> Tensor:
+        if bool((start > end).any()):
+            raise ValueError(f"a span from {start.max()}")
+        found: Tensor = self.linear(x)
+        return found
+
+
+def test_integers_that_go_together_in_their_own_row_only_stop_nothing() -> None:
+    torch.manual_seed(6)
+    x, start, end = torch.randn(20, 8), torch.zeros(20, dtype=torch.long), torch.full((20,), 9)
+    engine = Engine(Spans(), lambda model, batch: model(*batch).square().sum(1), clip=1.0)
+    engine.validate((torch.zeros_like(x), start, end))
+    usual = engine((x, start, end))
+    start[3], end[3] = 471, 472
+    assert differ(usual, engine((x, start, end))) == 0
+
+
+def test_numbers_of_a_loss_that_is_an_object_are_seen() -> None:
+    class Loss:
+        mixing = False
+
+        def __init__(self) -> None:
+            self.mixes = False
+
+        def __call__(self, model: nn.Module, batch: Tensor) -> Tensor:
+            found: Tensor = model(batch).square().sum(1)
+            return found * found.mean() if self.mixes else found
+
+    loss = Loss()
+    engine = Engine(nn.Linear(4, 3), loss, clip=1.0)
+    engine(torch.randn(8, 4))
+    loss.mixes = True
+    with pytest.raises(RowsMixed):
+        engine(torch.randn(8, 4))
+
+
+class Grown(nn.Module):
+    """A weight that is computed from a parameter."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(0.1 * torch.randn(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.w.exp()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("width", [1, 4])
+def test_a_computed_parameter_stays_within_the_bound_in_every_precision(dtype: torch.dtype, width: int) -> None:
+    torch.manual_seed(7)
+    engine = Engine(Grown(width).to(dtype), lambda model, batch: (model(batch[0]) * batch[1]).sum(1), clip=1.0)
+    x, y = torch.randn(60, 1, width).to(dtype), (50 * torch.randn(60, 1, width)).to(dtype)
+    assert max(float(engine(pair).sum["w"].double().norm()) for pair in zip(x, y, strict=True)) <= 1.0
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_gram_norms_that_underflow_are_not_too_small(kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tacit.gradients import _kernels
+
+    if not kernels:
+        monkeypatch.setattr(_kernels, "serves", lambda *_: False)
+    layer = nn.Linear(64, 64, bias=False)
+    nn.init.zeros_(layer.weight)
+    engine = Engine(layer, weighted, clip=1.0)
+    engine.validate((torch.zeros(4, 16, 64), torch.zeros(4, 16, 64)))
+    large = torch.full((1, 16, 64), 0.9e10 / 8)
+    try:
+        for flush in (False, True):
+            torch.set_flush_denormal(flush)
+            for size in (1e-19, 1e-21, 2.4e-23):
+                for clip in (1e-6, 1e-8, 1e-10, 1e-12):
+                    found = engine((large, torch.full((1, 16, 64), size)), clip=clip).sum["weight"]
+                    assert float(found.norm()) <= clip * (1 + 1e-9)
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_norms_and_sums_are_in_full_precision() -> None:
+    from tacit.gradients._norms import full_precision
+
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        with full_precision():
+            assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+        assert torch.get_float32_matmul_precision() == "medium"
+        assert torch.backends.cuda.matmul.allow_tf32
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -216,8 +216,12 @@ def test_the_model_is_left_as_it_was_when_the_loss_fails() -> None:
     model = net()
     engine = Engine(model, loss, clip=1.0)
     engine.validate(batch(5))
+    total = engine((torch.randn(5, 4).double(), torch.full((5,), 9)))  # labels of private rows that do not exist
+    assert not any(value.any() for value in total.sum.values())
+    assert total.private.nonfinite == 5
+    assert all(type(p) is nn.Parameter for p in model.parameters())
     with pytest.raises(IndexError):
-        engine((torch.randn(5, 4).double(), torch.full((5,), 9)))
+        Engine(model, loss, clip=1.0).validate((torch.randn(5, 4).double(), torch.full((5,), 9)))
     assert all(type(p) is nn.Parameter for p in model.parameters())
 
 

@@ -152,7 +152,7 @@ def test_what_float32_is_too_narrow_for_is_infinite(odd: float) -> None:
 
 
 @compiled
-@pytest.mark.parametrize("shape", [(1, 1, 1), (7, 13, 29), (130, 97, 25), (300, 130, 193), (5, 260, 400)])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (7, 13, 29), (130, 97, 25), (300, 130, 193), (5, 260, 400), (9000, 3, 5)])
 def test_sums_of_outer_products(shape: tuple[int, int, int]) -> None:
     """One position per row: exact for integers; for others as close to the truth as float64 is."""
     rows, m, k = shape
@@ -184,6 +184,30 @@ def test_outer_products_over_threads() -> None:
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+@compiled
+@pytest.mark.parametrize("shape", [(1, 1), (7, 29), (64, 400), (9000, 5), (3, 1 << 21)])
+def test_sums_of_rows(shape: tuple[int, int]) -> None:
+    """Built gradients: exact for integers, the same bits over any number of threads, and rows left out are not read."""
+    values, weights = torch.randint(-9, 9, shape).float(), torch.randint(1, 9, shape[:1]).double() / 8
+    left_out = torch.arange(shape[0]) % 5 == 1
+    kept = (weights * ~left_out) @ values.double()
+    found = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(kernels.row_sum(values.masked_fill(left_out[:, None], torch.nan), weights, left_out))
+            assert torch.equal(found[-1], kept)
+    finally:
+        torch.set_num_threads(before)
+    values = 1e30 * torch.randn(shape[0], shape[1] + 2)[:, 1:-1]
+    most = weights @ values.double().abs()
+    assert bool(
+        ((kernels.row_sum(values, weights, None) - weights @ values.double()).abs() <= shape[0] * 2.0**-52 * most).all()
+    )
+    assert kernels.row_sum(values.double(), weights, None) is None
 
 
 @compiled

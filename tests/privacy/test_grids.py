@@ -289,3 +289,22 @@ def test_the_twin_in_this_file_is_the_attack_that_was_found(monkeypatch: pytest.
     for release in answers:
         assert seems_present(release(torch.full((SIZE,), VALUE, dtype=torch.float64)))
         assert not seems_present(release(torch.zeros(SIZE, dtype=torch.float64)))
+
+
+def test_small_tensors_that_are_released_together_have_the_bits_of_single_ones() -> None:
+    from tacit.privacy import _grids
+    from tacit.privacy.mechanisms import _mechanisms
+
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"a": (3, 4), "b": (5,), "scalar": (), "large": (1 << 15,), "half": (6,), "other grid": (7,)}
+    kinds = {"half": torch.float16}
+    total = {n: torch.randn(s, generator=generator).to(kinds.get(n, torch.float64)) for n, s in shapes.items()}
+    noise = {n: torch.randn(s, generator=generator, dtype=torch.float64) for n, s in shapes.items()}
+    fixed = {n: _grids.fix(2.0, 3.0 if n == "other grid" else 1.0, 100) for n in shapes}
+    single = {n: _grids.add(total[n], noise[n].clone(), fixed[n]) for n in shapes}
+    found = _mechanisms._add(total, {n: t.clone() for n, t in noise.items()}, fixed)
+    assert list(found) == list(total)
+    for name, value in single.items():
+        assert found[name].dtype == value.dtype
+        assert torch.equal(found[name], value)
+    assert len({t.untyped_storage().data_ptr() for t in found.values()}) == len(found)  # nothing shares memory

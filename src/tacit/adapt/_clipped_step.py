@@ -150,7 +150,6 @@ class Clipped(Step):
 
     def _together(self, alone: bool, rows: Labelled, mute: Tensor | None) -> tuple[ClippedSum, Tensor]:
         batch: dict[str, Any] = rows.inputs
-        self._engine.validate(_marked(batch, filtered=False))
         owner = None if alone else rows.owner
         total = self._engine(_marked(batch, filtered=True), unit_ids=owner, clip=self.clip, mute=mute)
         found = total.private.outputs

@@ -27,7 +27,7 @@ _SHARES, _FEWEST = 8, 16  # portions of a batch, whatever the number of ranks, a
 
 
 @dataclass(frozen=True)
-class Told:
+class StreamTerms:
     """What the leader says of the stream that it pays for."""
 
     guarantee: Guarantee
@@ -70,39 +70,39 @@ class SharedStream(NoisyStream):
     def __init__(self, form: DP, account: Account, units: int, team: Team) -> None:
         super().__init__(form, account, units)
         self.team = team
-        self._told: Told | None = None
+        self._terms: StreamTerms | None = None
         self._released = 0
 
     @property
     def guarantee(self) -> Guarantee:
         if self.team.leads:
             return super().guarantee
-        if self._told is None:
+        if self._terms is None:
             raise RuntimeError("Rank 0 charges with the first batch: nothing is promised yet.")
-        return self._told.guarantee
+        return self._terms.guarantee
 
     @property
     def seeded(self) -> bool:
-        return super().seeded or (self._told is not None and self._told.seeded)
+        return super().seeded or (self._terms is not None and self._terms.seeded)
 
     @property
     def durable(self) -> bool:
-        return super().durable if self._told is None else self._told.durable
+        return super().durable if self._terms is None else self._terms.durable
 
     @property
     def sensitivity(self) -> float:
-        return super().sensitivity if self._told is None else self._told.sensitivity
+        return super().sensitivity if self._terms is None else self._terms.sensitivity
 
     @property
     def steps(self) -> int:
         return super().steps if self.team.leads else self._released
 
     def charge(self, note: str) -> None:
-        def pay() -> Told:
+        def pay() -> StreamTerms:
             NoisyStream.charge(self, note)
-            return Told(self.guarantee, self.seeded, self.durable, self.sensitivity)
+            return StreamTerms(self.guarantee, self.seeded, self.durable, self.sensitivity)
 
-        self._told = self.team.lead(pay)
+        self._terms = self.team.lead(pay)
 
     def lease(self) -> None:
         self.team.alone(lambda: NoisyStream.lease(self))

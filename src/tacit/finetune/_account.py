@@ -102,17 +102,17 @@ class Paid(Account):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told(Account):
+class FollowerAccount(Account):
     """Of a rank that does not lead: what the leader has charged."""
 
     ledger: Ledger = field(default=None, repr=False)  # type: ignore[assignment]  # the leader alone asks it
-    told: Guarantee | None = None
+    charged: Guarantee | None = None
 
     @property
     def guarantee(self) -> Guarantee:
-        if self.told is None:
+        if self.charged is None:
             raise RuntimeError("Rank 0 has not charged yet: nothing is promised.")
-        return self.told
+        return self.charged
 
 
 def plan(
@@ -209,7 +209,9 @@ def paid_account(optimizer: Optimizer, promise: Promise, receipt: Receipt) -> Ac
 
 def no_account(optimizer: Optimizer, promise: Promise) -> Account:
     """Of a rank that does not lead: it charges nothing, and the leader says what was promised."""
-    return Told(subject="", promise=promise, scale=math.nan, event=optimizer.event(1.0, promise.size), seed=None)
+    return FollowerAccount(
+        subject="", promise=promise, scale=math.nan, event=optimizer.event(1.0, promise.size), seed=None
+    )
 
 
 def cost(receipt: Receipt, delta: float) -> Budget:

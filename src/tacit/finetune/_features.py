@@ -1,16 +1,15 @@
 """Linear probing without running the backbone twice: features are computed once and cached.
 
-Features are as private as the rows they come from. They stay in memory, or in a file that only their owner can read
-and that is gone when the run ends.
+Features are as private as the rows they come from. They stay in memory, or in a file that has lost its name by the
+time that anything is written to it (see `space_for`), so that it is gone however the process ends.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,14 +18,12 @@ from torch import Tensor, nn
 
 from tacit._curator import Curator
 from tacit._refusals import Refusal
-from tacit.data import Rows, TensorRecords
+from tacit.data import TensorRecords
 from tacit.distributed import Team
-from tacit.finetune._predictions import at_once, rows_that_fit, to_look_at
-from tacit.finetune._reading import Later, Portion, Reader, draws, in_place, likeness, to, where_of
+from tacit.finetune._one_pass import OnePass
+from tacit.finetune._reading import Later
 from tacit.finetune._tasks import outputs_of
-from tacit.gradients import change
 from tacit.models import blocks_of, head_of
-from tacit.privacy import sampling
 
 Layers = Literal["last", "all"]
 LATE = (
@@ -119,9 +116,11 @@ def extract(
 
     Formal guarantee: a row that cannot be read, is of another kind than the others, or makes the backbone raise has
     features that are NaN, so that its unit adds zero to every sum; it keeps its place, and nobody else's features
-    depend on it. A backbone that draws random numbers is refused: it draws by position, so that somebody more or less
-    would change the features of all behind, and features that are computed again after a kill would be others. For the
-    same reason a row that cannot be read stops a run that may be resumed (`strict`): it might be readable then.
+    depend on it. A backbone that does not keep rows apart in evaluation mode is refused (see `OnePass`): a row that
+    changes the features of others has no bound. A backbone that draws random numbers is refused: it draws by position,
+    so that somebody more or less would change the features of all behind, and features that are computed again after a
+    kill would be others. For the same reason a row that cannot be read stops a run that may be resumed (`strict`): it
+    might be readable then.
 
     Args:
         backbone: A frozen model, or its layers up to those whose output is wanted.
@@ -136,7 +135,8 @@ def extract(
         One line per row. Private.
 
     Raises:
-        OSError: Rows cannot be read, and `strict` is set.
+        RowsMixed: The features of a row depend on other rows.
+        ValueError: The backbone draws random numbers; or rows cannot be read, and `strict` is set.
 
     Examples:
         >>> import torch
@@ -169,86 +169,6 @@ def extract(
     return out
 
 
-class OnePass:
-    """A frozen part of a model over each row once: places of rows and what it gives for them; see `extract`."""
-
-    def __init__(
-        self,
-        part: nn.Module,
-        records: TensorRecords,
-        curator: Curator | None = None,
-        *,
-        strict: bool = False,
-        workers: int = 0,
-        team: Team | None = None,
-    ) -> None:
-        rows = _EachRow(records)
-        like = likeness(rows, training=False, curator=curator)
-        where = where_of(part)
-        _refuse_chance(part, to(like, where))
-        self._part, self._curator, self._team = part, curator, team
-        self._reader = Reader(rows, like, where, strict=strict, curator=curator, workers=workers)
-        self.portions = to_look_at(rows.sizes, len(rows), at_once(team, len(rows), rows_that_fit(like)))
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        mine = self.portions if self._team is None else self._team.mine(self.portions)
-        with torch.no_grad(), self._reader.ahead(Portion(places, None) for places in mine) as read:
-            for portion, shown, mute in read:
-                yield portion.units, in_place(self._of, shown, mute, self._curator)
-
-    def _of(self, shown: Rows, mute: Tensor | None) -> Tensor:
-        found: Tensor = self._part(shown.inputs).cpu()
-        return found if mute is None else found.masked_fill(mute.cpu().view(-1, *[1] * (found.dim() - 1)), math.nan)
-
-
-def _refuse_chance(backbone: nn.Module, like: Rows) -> None:
-    """Refuse a backbone that says something else of the same synthetic rows with other random numbers."""
-    generator = torch.Generator().manual_seed(0)
-
-    def synthetic(t: Tensor) -> Tensor:
-        many = t.expand(4, *t.shape[1:])
-        return torch.randn(many.shape, generator=generator).to(t) if t.is_floating_point() else many
-
-    inputs = change(like.inputs, synthetic)
-    with torch.no_grad(), sampling.fresh_randomness():
-        first, second = (backbone(change(inputs, Tensor.clone)) for _ in range(2))
-    if not torch.equal(first.nan_to_num(), second.nan_to_num()):
-        raise Refusal(
-            "The model draws random numbers in evaluation mode (a dropout that is never switched off?), so its "
-            "features cannot be cached: train with another scheme, or switch that off."
-        )
-
-
-class _EachRow:
-    """Every row of a table as a unit of its own."""
-
-    unit, uniforms, most_rows = "row", 0, 1
-    scored_by: Literal["row", "unit"] = "row"
-
-    def __init__(self, table: TensorRecords) -> None:
-        self._table = table
-        self.sizes: Tensor | None = getattr(table, "row_sizes", None)
-        self.draws = draws(table)
-
-    def __len__(self) -> int:
-        return len(self._table.labels())
-
-    def labels(self) -> Tensor:
-        return torch.zeros(len(self), dtype=torch.long)
-
-    def rows(self, units: Tensor, uniforms: Tensor | None) -> Rows:
-        del uniforms
-        places = torch.arange(len(units))
-        return Rows(self._table.read(units), torch.zeros_like(places), places)
-
-    def blank(self, size: int | None = None) -> Rows:
-        found: Rows = self._table.blank(size)  # type: ignore[attr-defined]
-        return found._replace(labels=torch.zeros(1, dtype=torch.long))
-
-    def fingerprint(self) -> str:
-        return self._table.fingerprint()
-
-
 def is_linear(model: nn.Module, inputs: Any) -> bool:
     """Whether the model's output is its head's, on vectors: then the head alone is the rest of the model.
 
@@ -278,10 +198,18 @@ def _pooled(out: Any) -> Tensor:
 
 
 def space_for(shape: tuple[int, ...], dtype: torch.dtype, path: Path | None) -> Tensor:
-    """Room for so many numbers: in memory, or beyond a gigabyte in a file that only its owner can read."""
+    """Room for so many numbers: in memory, or beyond a gigabyte in a file that only its owner can read.
+
+    Formal guarantee: the file loses its name as soon as it is mapped, while it holds zeros. So nothing can open it any
+    more, and its space is free again when the process ends, also if it is killed. Where a file in use cannot lose its
+    name (Windows), it is there until whoever made its folder removes that: a killed process leaves it behind.
+    """
     size = dtype.itemsize * torch.Size(shape).numel()
     if path is None or size <= LARGE:
         return torch.empty(shape, dtype=dtype)
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.truncate(size)
-    return torch.from_file(str(path), shared=True, size=torch.Size(shape).numel(), dtype=dtype).view(shape)
+    room = torch.from_file(str(path), shared=True, size=torch.Size(shape).numel(), dtype=dtype).view(shape)
+    with suppress(OSError):
+        path.unlink()
+    return room

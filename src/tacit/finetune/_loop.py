@@ -307,10 +307,11 @@ class Run:
         Formal guarantee: see `step`. A unit whose rows cannot be read, are of another kind than was agreed on before
         the charge, or make model or loss raise adds exactly zero in its place (`reading`, `gradients.Engine`).
         """
-        total: Any = self.query.zero_sum()
+        total: Any = None
         for portion in self._portions(step):
-            total = total + self.query.sum(*self._rows(portion))
-        return total  # type: ignore[no-any-return]
+            found = self.query.sum(*self._rows(portion))
+            total = found if total is None else total + found
+        return self.query.zero_sum() if total is None else total
 
     def _rows(self, portion: Portion) -> tuple[Rows, Tensor | None]:
         """The rows of a portion: read now, or by a worker, ahead of time."""

@@ -30,7 +30,7 @@ def portions(
     """Places among `units`, in portions of at most so many rows, and at most `most` units; a unit is never divided.
 
     Records that know the size of their units' rows (texts) are taken size by size, so that little is padded. With
-    `shares`, a power of two, there are up to so many portions of equal size, for as many ranks.
+    `shares`, a power of two, there are up to so many portions of equal size, for as many ranks (see `_shared_out`).
 
     Formal guarantee: where the cuts are depends on the number of units that were drawn, on their sizes and on public
     numbers (`rows_at_once`, the most rows of a unit), never on who fails. A larger draw has more portions, not larger
@@ -40,18 +40,30 @@ def portions(
     each = int(min(max(1, rows_at_once // max(records.most_rows, 1)), most))
     alike = [torch.arange(len(units))] if sizes is None else list(by_size(sizes[units]).values())
     if shares:
-        return [part for p in alike for part in torch.tensor_split(p, _equal_parts(len(p), each, shares))]
+        return [part for places in alike for part in _shared_out(places, each, shares)]
     return [part for places in alike for part in torch.split(places, each)]
 
 
-def _equal_parts(count: int, each: int, shares: int) -> int:
-    """A power of two: up to `shares` parts of sixteen and more, and further ones where a part may have `each` only."""
-    parts = 1
+def _shared_out(places: Tensor, each: int, shares: int) -> tuple[Tensor, ...]:
+    """Parts of equal size, a power of two of them: up to `shares`, and further ones where one may have `each` only.
+
+    No part is smaller than sixteen if there is another way: kernels compute a row alike in all passes of sixteen and
+    more, and otherwise in smaller ones, so that a unit that comes could change the last bits of all others. Where the
+    power of two would make them smaller there are as few parts of equal size as there can be; where these are smaller
+    as well, all but the last are of sixteens. Where the cuts are depends on the three numbers, not on how many ranks
+    there are.
+    """
+    count, parts = len(places), 1
     while 2 * parts <= shares and count >= 2 * parts * _FEWEST:
         parts *= 2
     while count > parts * each:
         parts *= 2
-    return parts
+    if parts == 1 or count >= parts * _FEWEST:
+        return torch.tensor_split(places, parts)
+    parts = math.ceil(count / each)
+    if count >= parts * _FEWEST:
+        return torch.tensor_split(places, parts)
+    return torch.split(places, max(each - each % _FEWEST, min(each, _FEWEST)))
 
 
 def units_at_once(expected: float) -> int:
@@ -184,19 +196,19 @@ def _worth(
     mute: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     said = _answers(model, records, task, units, rows)
-    heard = _heard(said.owner, rows, mute, len(units))
-    return units[said.owner[heard]], worth(said.probs, said.labels)[heard]
+    kept = _not_muted(said.owner, rows, mute, len(units))
+    return units[said.owner[kept]], worth(said.probs, said.labels)[kept]
 
 
 def _said(
     model: nn.Module, records: Records, task: Task, portion: Portion, rows: Rows, mute: Tensor | None
 ) -> Predictions:
     said = _answers(model, records, task, portion.units, rows)
-    heard = _heard(said.owner, rows, mute, len(portion.units))
-    return Predictions(said.probs[heard], said.labels[heard], portion.units[said.owner[heard]])
+    kept = _not_muted(said.owner, rows, mute, len(portion.units))
+    return Predictions(said.probs[kept], said.labels[kept], portion.units[said.owner[kept]])
 
 
-def _heard(owner: Tensor, rows: Rows, mute: Tensor | None, units: int) -> Tensor:
+def _not_muted(owner: Tensor, rows: Rows, mute: Tensor | None, units: int) -> Tensor:
     """Which lines are of units that are not muted."""
     muted = torch.zeros(units, dtype=torch.bool)
     if mute is not None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.data import Rows
+from tacit.finetune._predictions import units_at_once
 from tacit.finetune._reading import in_place
 from tacit.gradients import AdaptiveQuantile, ClippedSum, Engine, Policy, as_policy, rows_of, wrong_shape
 from tacit.privacy import BoundedSum
@@ -102,7 +103,8 @@ class GradientAsker:
         return self.engine.zero_sum()
 
     def check(self, inputs: Any, labels: Tensor) -> None:
-        self.engine.validate((inputs, labels), rows=math.ceil(self.expected))
+        # As many rows as a draw will have, so that no later one is checked anew for its size.
+        self.engine.validate((inputs, labels), rows=units_at_once(self.expected))
 
     def split(self, noise: float) -> Mapping[str, float] | None:
         del noise

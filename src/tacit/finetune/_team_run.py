@@ -59,7 +59,7 @@ class TeamRun(Run):
         done, finished, self._receipt_id, scale, guarantee = self.team.lead(stands)
         if not self.leads:
             self.done, self._finished = done, finished
-            self.account = replace(self.account, scale=scale, told=guarantee)  # type: ignore[call-arg]
+            self.account = replace(self.account, scale=scale, charged=guarantee)  # type: ignore[call-arg]
 
     def train(self) -> int:
         if not self.leads:

@@ -1,7 +1,7 @@
 """Training the last blocks alone: what the frozen blocks below give is computed once for each row and cached.
 
-Activations are as private as the rows they come from: they stay in memory, or in a file that only their owner can read
-and that is gone when nothing refers to it any more.
+Activations are as private as the rows they come from: they stay in memory, or in a file that has lost its name by the
+time that anything is written to it, and that is gone when nothing refers to it or the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch.utils.hooks import RemovableHandle
 from tacit._curator import Curator
 from tacit._refusals import Refusal
 from tacit.data import Records, Rows, TensorRecords, synthetic_rows
-from tacit.finetune._features import LATE, Backbone, OnePass, space_for
+from tacit.finetune._features import LATE, Backbone, space_for
+from tacit.finetune._one_pass import OnePass
 from tacit.finetune._reading import Later, likeness, to, where_of
 from tacit.finetune._sources import as_records
 from tacit.finetune._tasks import outputs_of
@@ -238,7 +239,9 @@ def cache_blocks(
     """Run the blocks of a model below its last ones over each row, once; `fit(last_blocks=...)` goes on from there.
 
     `fit` does it by itself. Doing it beforehand pays where several runs share the rows: `data=` of each is what is
-    returned here. Activations are private; they are never written anywhere but to a file that is 0600 and temporary.
+    returned here. Activations are private: beyond a gigabyte they lie in a temporary file, 0600, that loses its name
+    before anything is written to it, so that it is gone when the process ends, also if it is killed (not on Windows,
+    where a file in use keeps its name: there a killed process leaves it behind).
 
     Args:
         model: The model, with the weights that `fit` will get.
@@ -255,6 +258,7 @@ def cache_blocks(
         Records to train on.
 
     Raises:
+        RowsMixed: What comes into the first trained block for a row depends on other rows.
         ValueError: The model cannot be cut there, or its rows have no activations of their own.
     """
     named = None if unit is None else Unit(unit)
@@ -265,10 +269,11 @@ def cache_blocks(
     first = first_block(model, last_blocks)
     lower = LowerBlocks(model, first)
     probe = _check_cut(model, first, table, curator)
+    over = OnePass(lower, table, curator, strict=strict, workers=workers)
     folder = tempfile.TemporaryDirectory(prefix="tacit-blocks-")  # 0700: no other user can read it
     kept = Activations(getattr(table, "row_sizes", None), len(table.labels()), folder)
     try:
-        for rows, values in OnePass(lower, table, curator, strict=strict, workers=workers):
+        for rows, values in over:
             kept.keep(rows, values)
     except Later:
         raise Refusal(LATE) from None

@@ -23,6 +23,7 @@ from tacit.gradients import (
     RowsMixed,
     change,
     check_many_apart,
+    check_private_apart,
     check_rows_apart,
     constant,
     copied,
@@ -89,7 +90,7 @@ class SlopeAsker:
         return in_place(self._sum, rows, mute)
 
     def _sum(self, rows: Rows, mute: Tensor | None) -> ClippedSum:
-        self._check((rows.inputs, rows.labels), len(rows.owner))
+        self._check((rows.inputs, rows.labels), len(rows.owner), private=True)
         self._look_at(rows, mute)
         slopes = [self._slopes(rows, direction) for direction in range(self._query.directions)]
         return self._bounded(unit_means(torch.stack(slopes, 1), rows.owner, mute))
@@ -100,7 +101,7 @@ class SlopeAsker:
     def check(self, inputs: Any, labels: Tensor) -> None:
         self._check((inputs, labels), max(math.ceil(self._expected), len(labels)))
 
-    def _check(self, batch: Any, rows: int) -> None:
+    def _check(self, batch: Any, rows: int, *, private: bool = False) -> None:
         """Do synthetic rows like these stay apart, three and as many as there are at a time?
 
         Again for rows of another shape, for integers that vary where they did not, for more rows than before, and when
@@ -117,8 +118,11 @@ class SlopeAsker:
             return
         with moved(self._model, dict(self._parameters)):
             probe = _Forward(self._model, self._loss, {})
-            check_rows_apart(probe, batch)
-            check_many_apart(probe, batch, max(together, 7))
+            if private:
+                check_private_apart(probe, batch, max(together, 7))
+            else:
+                check_rows_apart(probe, batch)
+                check_many_apart(probe, batch, max(together, 7))
         self._checked[kind] = together
 
     def _look_at(self, rows: Rows, mute: Tensor | None) -> None:

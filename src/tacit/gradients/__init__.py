@@ -41,6 +41,7 @@ from tacit.gradients._spot import copied as copied
 from tacit.gradients._spot import due as due
 from tacit.gradients._synthetic import constant as constant
 from tacit.gradients._units import Units as Units
+from tacit.gradients._validation import check_private_apart as check_private_apart
 
 __all__ = [
     "AdaptiveQuantile",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,27 +9,29 @@ import torch
 from torch import Tensor, nn
 
 from tacit._deprecation import renamed_argument
-from tacit.gradients import _validation as learning
 from tacit.gradients._batches import change, count_rows, leaves, row_shapes, rows_of
+from tacit.gradients._checks import KEPT, Checks
 from tacit.gradients._clipping import Policy, as_policy
-from tacit.gradients._fallback import OF_THE_MACHINE, mean_gradient, raising_rows, row_gradients
+from tacit.gradients._fallback import OF_THE_MACHINE, mean_gradient, row_gradients
 from tacit.gradients._grad_factors import wide
 from tacit.gradients._grouping import group, muted, parts
 from tacit.gradients._isolation import Loss, RowsMixed, buffers_of, put_back, undisturbed, with_outputs, wrong_shape
-from tacit.gradients._numbers import plain_numbers
-from tacit.gradients._parameter_swap import ParameterSwap, refuse_live_statistics
-from tacit.gradients._recorder import Plan, Recorder, UnsupportedPattern
+from tacit.gradients._parameter_swap import refuse_live_statistics
+from tacit.gradients._recorder import Recorder, UnsupportedPattern
 from tacit.gradients._result import ClippedSum, ClippedSumAccumulator, without_autocast
 from tacit.gradients._spot import check_unit, due
-from tacit.gradients._synthetic import varies
+from tacit.gradients._synthetic import (
+    integers_of,
+    united,
+    widened,
+)
 from tacit.gradients._traced_parameter import plain
 from tacit.gradients._units import Units
 
 Bound = float | Policy  # what clip= takes
-_KEPT = 192 * 2**20  # bytes of activations and output gradients that one pass keeps on a CPU
 
 
-class Engine:
+class Engine(Checks):
     """Clipped per-example (or per-unit) gradient sums of one model under one loss, step after step.
 
     Call the engine with a batch to get its `ClippedSum`.
@@ -68,14 +69,8 @@ class Engine:
     def __init__(self, model: nn.Module, per_sample_loss: Loss, *, clip: Bound, microbatch: int | None = None) -> None:
         if microbatch is not None and microbatch < 1:
             raise ValueError(f"microbatch must be at least 1 row, not {microbatch}.")
-        self.model = model
-        self.per_sample_loss = per_sample_loss
+        super().__init__(model, per_sample_loss, microbatch)
         self.clip = as_policy(clip)
-        self.microbatch = microbatch
-        self._slots = ParameterSwap(model)
-        self._plan = learning.blank_plan(model)
-        self._plans: dict[Any, Plan] = {}
-        self._state: Any = None  # what of the model and the loss was public when the plan was checked
         self._calls = 0
 
     @property
@@ -91,44 +86,43 @@ class Engine:
     def validate(self, batch: Any, *, rows: int | None = None) -> None:
         """Check the model on synthetic rows shaped like this batch; the first sum does it by itself.
 
-        As many rows at a time as the batch has (or as it will have: `rows`) and as fit. Again for rows of another
-        shape, for more rows than ever before, when modules were replaced or went from evaluation to training or back,
-        when integers (masks, labels) vary where they did not before, and when a number changed that the loss or the
-        model could decide by: earlier checks say nothing of these.
+        As many rows at a time as the batch has (or as it will have: `rows`) and as fit. Sums check again by themselves
+        for rows of another shape, for more rows than ever before, when modules were replaced or went from evaluation
+        to training or back, and when a number changed that the loss or the model could decide by: earlier checks say
+        nothing of these. Integers (labels, tokens, masks) are always drawn from those of the batches given here, and
+        from 0 and 1 where these have one only: which path is taken never depends on the integers of private rows.
+        Without this call the first batch stands for all later ones.
 
         Args:
-            batch: Rows of the real shape; their values are not used.
+            batch: Public or blank rows of the real shape; of their values only the integers are used.
             rows: How many rows a real batch will have.
 
         Raises:
             RowsMixed: A layer or the loss mixes rows.
             ValueError: The model or loss cannot be served; the message names the parameter or layer.
         """
-        circumstances = self._circumstances(batch)
-        if circumstances not in self._plans:
-            self._plans[circumstances] = learning.blank_plan(self.model, self._plan)
-        self._plan = plan = self._plans[circumstances]
-        known = (plan, self.model, self.per_sample_loss, self._slots, batch)
-        if plan.learning:
-            learning.validate(*known, self._watch)
-        numbers = hash(plain_numbers(self.model, self.per_sample_loss))
-        self._state = circumstances[0], numbers
-        if numbers not in plan.numbers:
-            plan.numbers.add(numbers)
-            if len(plan.numbers).bit_count() == 1:  # a counter changes at every step: look again ever more rarely
-                plan.checked.clear()
-                plan.largest = 0.0
-        shapes = row_shapes(batch)
-        if shapes not in plan.checked and not plan.by_row:
-            few = min(learning.FEWEST, max(3, count_rows(batch)))
-            learning.check_again(*known, few, self._watch)
-            plan.checked[shapes] = few
-        together = min(max(rows or 0, count_rows(batch)), self._rows_at_once(batch, rows))
-        size = together * sum(t[0:1].numel() for t in leaves(batch))
-        fast = not plan.by_row and plan.folds.get(shapes) is not None
-        if fast and together > plan.checked[shapes] and size > plan.largest:
-            learning.check_again(*known, together, self._watch)
-            plan.checked[shapes], plan.largest = together, size
+        self._domains = domains = united(self._domains, integers_of(batch))
+        self._check(batch, domains, rows)
+        self._settled = self._settled or self._fast(batch)
+        wider = widened(domains)
+        tried = self._circumstances(batch, wider), row_shapes(batch)
+        if wider is domains or not self._fast(batch) or tried in self._narrow:
+            return
+        narrow, quiet = self._plan, self._plan.quiet
+        narrow.quiet = True  # of a path that is not taken nothing is said
+        try:
+            self._check(batch, wider, rows)
+            if self._fast(batch):
+                self._domains, self._plan.quiet = wider, quiet
+                return
+        except (RowsMixed, *OF_THE_MACHINE):
+            raise
+        except Exception:  # integers that this model does not take
+            self._plans.pop(tried[0], None)
+        finally:
+            narrow.quiet = quiet
+        self._narrow.add(tried)
+        self._plan = narrow
 
     def __call__(
         self, batch: Any, *, unit_ids: Any = None, clip: Bound | None = None, mute: Any = None, units: Any = None
@@ -197,7 +191,7 @@ class Engine:
         state, spot = buffers_of(self.model), -1 if public else self._spot(grouped.count)
         tally = self._tally(self.clip, 0)
         size = sum(wide(p).nbytes for p in self._slots.parameters.values())
-        for part, members in parts(grouped, min(self._rows_at_once(batch), max(1, _KEPT // size))):
+        for part, members in parts(grouped, min(self._rows_at_once(batch), max(1, KEPT // size))):
             put_back(self.model, state)
             built, odd = self._build(batch, part, members, grouped)
             if not bool(odd.any()):
@@ -228,65 +222,6 @@ class Engine:
 
     def _tally(self, policy: Policy, units: int) -> ClippedSumAccumulator:
         return ClippedSumAccumulator(policy, self._slots.parameters, units)
-
-    def _rows_at_once(self, batch: Any, rows: int | None = None) -> int:
-        """As the user says; else on a CPU so many that what is kept stays near the caches, which is faster as well."""
-        if self.microbatch is not None:
-            return self.microbatch
-        rows = max(rows or 0, count_rows(batch))
-        kept = self._plan.kept.get(row_shapes(batch), 0)
-        if kept == 0 or next(iter(self._slots.parameters.values())).device.type != "cpu":
-            return rows
-        return math.ceil(rows / max(math.ceil(rows * kept / _KEPT), 1))
-
-    def _circumstances(self, batch: Any) -> tuple[Any, Any]:
-        """What a plan holds for: modes of modules and autocast, which are public; which integers of the batch vary."""
-        kind = next(iter(self._slots.parameters.values())).device.type
-        cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        return (self._slots.modes(self.model), cast), tuple(varies(t) for t in leaves(batch))
-
-    def _validate_private(self, batch: Any, grouped: Units) -> None:
-        """`validate` by the integers of a private batch, which must not change how all units are computed.
-
-        If the fast path was checked before and is not right for integers that occur now, it stays: units for which it
-        raises are set aside one by one in the pass. If it is wrong without raising, the run stops, with a fixed
-        sentence. No warning is given. What is public (modes of modules, autocast, numbers) may change the path.
-        """
-        before, state, shapes = self._plan, self._state, row_shapes(batch)
-        known = not before.learning and not before.by_row and shapes in before.checked
-        fold = before.folds.get(shapes) if known else None
-        served, before.quiet = before.served, before.quiet or fold is not None
-        self._validate_without_odd(batch, grouped)
-        fast = not self._plan.by_row and self._plan.folds.get(shapes) is not None
-        if fold is None or fast or self._state != state:
-            return
-        before.by_row, before.served, before.folds[shapes] = False, served, fold
-        self._plans[self._circumstances(batch)] = self._plan = before
-        if learning.misleads(before, self.model, self.per_sample_loss, self._slots, batch, self._watch):
-            raise RowsMixed(
-                "For integers that occur now the model or the loss computes in another way, which the fast path would "
-                "get wrong. Check the engine with all of them beforehand: `engine.validate(batch)` on public rows."
-            )
-
-    def _validate_without_odd(self, batch: Any, grouped: Units) -> None:
-        """`validate`, but an integer that the model cannot take (an unknown word) is its own unit's affair.
-
-        Synthetic integers are drawn from those that occur, so one odd row could make every check raise, and with it a
-        step that was charged. Units that raise alone are left out of the check; in the sum they contribute zero.
-        """
-        try:
-            self.validate(batch)
-            return
-        except OF_THE_MACHINE:
-            raise
-        except Exception:
-            with undisturbed(self.model):
-                raising = raising_rows(self._loss, batch, grouped)
-            if not bool(raising.any()) or bool(raising.all()):
-                raise
-            places = torch.arange(len(raising), device=raising.device)
-            kept = torch.where(raising, places[~raising][0], places)
-        self.validate(rows_of(batch, kept, grouped.rows))
 
     def _watch(self, batch: Any, units: Units) -> tuple[Recorder, Tensor]:
         """One forward and one backward under watch."""
@@ -466,10 +401,6 @@ class Engine:
         missing = {n: p for n, p in parameters.items() if n not in built}
         built |= {n: wide(p.detach()).new_zeros(len(members), *p.shape) for n, p in missing.items()}
         return built, odd
-
-    def _loss(self, batch: Any) -> Tensor:
-        with torch.enable_grad():
-            return with_outputs(self.per_sample_loss(self.model, batch))[0]
 
     def _refuse_changes(self) -> None:
         refuse_live_statistics(self._slots.normalisers)

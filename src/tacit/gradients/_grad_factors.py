@@ -80,6 +80,9 @@ class PerUnit:
 
     def weighted_sum(self, weights: Tensor, units: Units, bad: Tensor | None) -> Tensor:  # noqa: ARG002
         values = self.values[:, None] if self.values.dim() == 1 else self.values.flatten(1)
+        found = _kernels.row_sum(values, weights, bad)
+        if found is not None:
+            return found.reshape(self.values.shape[1:])
         total = weights.new_empty(values.shape[1])
         step = max(1, _CHUNK // max(len(values), 1))
         for part, columns in zip(torch.split(total, step), torch.split(values, step, dim=1), strict=True):
@@ -157,7 +160,7 @@ class Factored:
         per_row = units.to_rows(weights)[:, None, None]
         if u.shape[1] == 1 and _kernels.serves(u, v):
             dropped = None if bad is None else bad[units.of_row]
-            return self._sum_of_rows(u[:, 0], v[:, 0], per_row.flatten(), dropped)
+            return _kernels.outer_sum(u[:, 0], v[:, 0], per_row.flatten(), dropped).reshape(self.shape)
         if bad is not None:
             dropped = bad[units.of_row][:, None, None]
             u, v = u.masked_fill(dropped, 0), v.masked_fill(dropped, 0)
@@ -171,15 +174,6 @@ class Factored:
             left, right = us.flatten(0, 1).T, vs.flatten(0, 1)
             total = left @ right if total is None else total.addmm_(left, right)
         return (weights.new_zeros(u.shape[2], v.shape[2]) if total is None else total).reshape(self.shape)
-
-    def _sum_of_rows(self, u: Tensor, v: Tensor, weights: Tensor, left_out: Tensor | None) -> Tensor:
-        """One position per row, nothing converted in memory."""
-        total = None
-        for i in range(0, len(u), _RUN):
-            some = slice(i, i + _RUN)
-            found = _kernels.outer_sum(u[some], v[some], weights[some], None if left_out is None else left_out[some])
-            total = found if total is None else total.add_(found)
-        return weights.new_zeros(self.shape) if total is None else total.reshape(self.shape)
 
     def _run(self) -> int:
         """How many positions of a row to multiply in float32 before adding in float64; 0: all in float64.

@@ -152,13 +152,14 @@ def compare(probe: Probe, batch: Any, other: Any, which: Tensor) -> tuple[Tensor
 
     Returns the weights of the losses (zero for rows that were changed) and the gradient of their weighted sum.
     """
-    changed, before = with_other_rows(batch, other, which), change(batch, Tensor.clone)
+    changed = with_other_rows(batch, other, which)
+    del other  # these may be large: no more copies than are looked at
     generator = torch.Generator().manual_seed(2)  # of one sign: rows alike must not cancel
     weights = (0.5 + 1.5 * torch.rand(which.numel(), generator=generator)).masked_fill(which, 0)
     start, buffers, results = buffers_of(probe.model), [], []
-    for rows_given in (change(batch, Tensor.clone), change(changed, Tensor.clone)):
+    for rows_given in (batch, changed):
         put_back(probe.model, start)  # a counter of calls is no memory of rows
-        results.append(probe.gradient(rows_given, weights))
+        results.append(probe.gradient(change(rows_given, Tensor.clone), weights))
         buffers.append(buffers_of(probe.model))
     (losses, gradient), (losses_after, gradient_after) = results
     others = ~which.to(losses.device)
@@ -169,9 +170,9 @@ def compare(probe: Probe, batch: Any, other: Any, which: Tensor) -> tuple[Tensor
         mixed = mixed or (value is not None and after is not None and not close(value, after, slack))
     if mixed:
         put_back(probe.model, start)
-        refuse_chance(probe, before)
+        refuse_chance(probe, batch)
         put_back(probe.model, start)
-        place = _first_mixing(probe, before, changed, which)
+        place = _first_mixing(probe, batch, changed, which)
         raise RowsMixed(
             f"Rows are mixed {place}: changing one row changed another row's loss or gradient, so clipping a row's "
             f"gradient would not bound what that row can do. Remove what mixes rows (batch statistics, mixup, in-batch "
@@ -179,7 +180,7 @@ def compare(probe: Probe, batch: Any, other: Any, which: Tensor) -> tuple[Tensor
         )
     for name, value in buffers[0].items():
         if name in buffers[1] and not close(value, buffers[1][name]):
-            raise ValueError(
+            raise RowsMixed(
                 f"The buffer {name!r} changes with the rows that the model sees, without noise. Put its layer into "
                 f"eval mode."
             )
@@ -331,7 +332,7 @@ def _first_mixing(probe: Probe, batch: Any, changed: Any, which: Tensor) -> str:
             hooks.append(module.register_forward_hook(_note(trace, "in", label)))
         try:
             with torch.no_grad():
-                probe.losses(given)
+                probe.losses(change(given, Tensor.clone))
         finally:
             for hook in hooks:
                 hook.remove()

@@ -1,4 +1,4 @@
-"""Five kernels in C for CPUs, `kernels.c`, compiled at first use where there is a C compiler; torch serves elsewhere.
+"""Six kernels in C for CPUs, `kernels.c`, compiled at first use where there is a C compiler; torch serves elsewhere.
 
 Per-unit products in float32 whose sum is float64 have no counterpart in torch: there each product is written to
 memory, read again and converted, which costs as much as the product. The kernels have the bounds of the code that they
@@ -74,7 +74,7 @@ def weighted_sum(u: Tensor, v: Tensor, weights: Tensor, left_out: Tensor | None,
 
 
 def outer_sum(u: Tensor, v: Tensor, weights: Tensor, left_out: Tensor | None) -> Tensor:
-    """sum_n w_n u_n v_n^T for matrices u and v, every product and sum in float64, 128 rows in one run of additions."""
+    """sum_n w_n u_n v_n^T for matrices u and v, every product and sum in float64, 4,096 rows in a run."""
     (rows, m), k = u.shape, v.shape[1]
     total = torch.empty(m, k, dtype=torch.float64)
     weights = weights.contiguous()
@@ -82,6 +82,20 @@ def outer_sum(u: Tensor, v: Tensor, weights: Tensor, left_out: Tensor | None) ->
     given = (u.data_ptr(), u.stride(0), v.data_ptr(), v.stride(0), weights.data_ptr(), skip.data_ptr(), rows, k)
     call = _function("tacit_outer_sum")
     _share(m, rows * m * k, lambda first, last: call(*given, first, last, total.data_ptr()))
+    return total
+
+
+def row_sum(values: Tensor, weights: Tensor, left_out: Tensor | None) -> Tensor | None:
+    """sum_n w_n v_n over the rows of a matrix, every product and sum in float64; None: it does not suit."""
+    if not _suits(values):
+        return None
+    rows, width = values.shape
+    total = torch.empty(width, dtype=torch.float64)
+    weights = weights.contiguous()
+    skip = torch.zeros(rows, dtype=torch.bool) if left_out is None else left_out.contiguous()
+    given = (values.data_ptr(), values.stride(0), weights.data_ptr(), skip.data_ptr(), rows)
+    call = _function("tacit_row_sum")
+    _share(width, values.numel(), lambda first, last: call(*given, first, last, total.data_ptr()))
     return total
 
 
@@ -138,14 +152,7 @@ def _norm_sums(
 
 def square_norms(values: Tensor) -> Tensor | None:
     """The sum of squares of every row of a matrix, in float64, where each square is exact; None: it does not suit."""
-    if not (
-        values.dtype == torch.float32
-        and values.device.type == "cpu"
-        and type(values) is Tensor
-        and values.numel()
-        and values.stride(1) == 1
-        and kernels_in_use()
-    ):
+    if not _suits(values):
         return None
     rows, width = values.shape
     found = torch.empty(rows, dtype=torch.float64)
@@ -153,6 +160,18 @@ def square_norms(values: Tensor) -> Tensor | None:
     call = _function("tacit_square_norms")
     _share(rows, values.numel(), lambda first, last: call(*given, first, last, found.data_ptr()))
     return found
+
+
+def _suits(values: Tensor) -> bool:
+    """Whether the kernels take this matrix."""
+    return bool(
+        values.dtype == torch.float32
+        and values.device.type == "cpu"
+        and type(values) is Tensor
+        and values.numel()
+        and values.stride(1) == 1
+        and kernels_in_use()
+    )
 
 
 def roundings(width: int) -> int:
@@ -196,6 +215,7 @@ def _function(name: str) -> Callable[..., None]:
         "tacit_ghost": (*tensor, size, *tensor, size, *[size] * 3, pointer, pointer, pointer),
         "tacit_norm_sums": (*tensor, *tensor, pointer, pointer, *[size] * 4, pointer, pointer),
         "tacit_outer_sum": (pointer, size, pointer, size, pointer, pointer, *[size] * 4, pointer),
+        "tacit_row_sum": (pointer, size, pointer, pointer, *[size] * 3, pointer),
         "tacit_square_norms": (pointer, *[size] * 4, pointer),
     }[name]
     return function  # type: ignore[no-any-return]

@@ -8,19 +8,42 @@ and Stability of Numerical Algorithms, section 3.1: n terms are off by at most n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tacit.gradients import _kernels
 
+_PRECISIONS: list[Any] = [  # of matrix products, on GPUs and in oneDNN
+    backend.matmul
+    for backend in (torch.backends.cuda, torch.backends.mkldnn)
+    if hasattr(getattr(backend, "matmul", None), "fp32_precision")
+]
 _BUDGET = 1 << 22  # numbers in one Gram matrix stack, or in one copy in float64
 _SHORT = 32  # terms of a sum in float32
 _WIDTH = 128  # terms of a scalar product in float32
 _UNIT = 2.0**-24  # the rounding of one operation in float32
 # So much of (sum_t |u_t| |v_t|)^2 is added in float64: it limits how far positions may cancel (see `ClippedSum`).
 _FLOOR = 2.0**-44
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Products of float32 in float32, whatever the user has allowed for speed (TF32, bfloat16): bounds rest on it."""
+    before = [each.fp32_precision for each in _PRECISIONS]
+    if all(each == "ieee" for each in before):
+        yield
+        return
+    for each in _PRECISIONS:
+        each.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for each, value in zip(_PRECISIONS, before, strict=True):
+            each.fp32_precision = value
 
 
 def square_norms(values: Tensor, *, repair: bool = True) -> Tensor:
@@ -34,6 +57,7 @@ def square_norms(values: Tensor, *, repair: bool = True) -> Tensor:
     """
     if values.dtype == torch.float64:
         return _scaled_square_norms(values)
+    values = values.float()  # in 16 bits every sum of squares would round by more than is allowed for
     exact = _kernels.square_norms(values)
     if exact is not None:  # float64 from the start: nothing to repair; 2^-252 is what a flushed denormal can lose
         return exact.mul_(1 + (values.shape[1] + 8) * 2.0**-53).add_(values.shape[1] * 2.0**-252)
@@ -125,7 +149,7 @@ def _ghost(u: Tensor, v: Tensor, run: int) -> Tensor:
     roundings = _terms(u) + _terms(v) + _SHORT + 4 + 2 * run
     found = total.clamp_(min=0).add_(most, alpha=1.01 * _UNIT * roundings)
     # A large factor next to one whose square underflows: the Gram matrices cannot tell, float64 can.
-    return torch.where(largest < 1e20, found, torch.inf)
+    return torch.where(largest < 1e20, found + _underflow(u, v, largest), torch.inf)
 
 
 def _ghost_in_place(u: Tensor, v: Tensor, run: int) -> Tensor:
@@ -133,7 +157,21 @@ def _ghost_in_place(u: Tensor, v: Tensor, run: int) -> Tensor:
     total, most, largest = _kernels.ghost(u, v)
     roundings = _kernels.roundings(u.shape[2]) + _kernels.roundings(v.shape[2]) + _SHORT + 4 + 2 * run
     found = total.clamp_(min=0).add_(most, alpha=1.01 * _UNIT * roundings)
-    return torch.where(largest < 1e20, found, torch.inf)
+    return torch.where(largest < 1e20, found + _underflow(u, v, largest), torch.inf)
+
+
+def _underflow(u: Tensor, v: Tensor, largest: Tensor) -> Tensor:
+    """What Gram matrices can lose below the smallest normal number, also where denormals are flushed to zero.
+
+    A scalar product of w terms, with its partial sums, loses at most 2 w 2^-126; it is multiplied by one that is at
+    most `largest`, or by what that one has lost itself, and there are L^2 of each; their product may underflow, too.
+    """
+    terms, least = 2 * (u.shape[2] + v.shape[2] + 1), torch.finfo(torch.float32).tiny
+    return (
+        (largest.double() + terms * least)
+        .mul_(1.01 * u.shape[1] ** 2 * terms * least)
+        .add_(2 * u.shape[1] ** 2 * least)
+    )
 
 
 def _gram(t: Tensor) -> Tensor:

@@ -59,7 +59,8 @@ def _reached(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
             if name in value.__globals__:
                 yield from _of(value.__globals__[name], depth, seen)
     elif callable(value) and not isinstance(value, type):
-        yield from _attributes(value, seen)
+        for item in getattr(value, "__dict__", {}).values():
+            yield from _of(item, depth, seen)
 
 
 def _of(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tacit.gradients._grad_factors import Factored, Lookup, PerRow, PerUnit, Piece, Settled, join
+from tacit.gradients._grad_factors import Factored, Lookup, PerRow, PerUnit, Piece, Settled, join, wide
 from tacit.gradients._traced_parameter import Target, TracedParameter
 from tacit.gradients._traced_parameter import UnsupportedPattern as UnsupportedPattern
 from tacit.gradients._units import Units
@@ -44,6 +44,9 @@ class Plan:
     numbers: set[int] = field(default_factory=set)  # what the model and the loss could decide by, as hashes
     by_row: bool = False  # nothing but plain autograd, row by row, serves this model
     quiet: bool = False  # no warnings: what is checked now was chosen by private rows
+    looked: set[Any] = field(
+        default_factory=set
+    )  # private batches, by shapes and which integers vary, that were checked
     learning: bool = True
 
     def forget(self) -> None:
@@ -237,7 +240,7 @@ class Recorder:
         )
         for name, grad in zip(target.names, found, strict=True):
             if grad is not None:
-                self._pieces[name].append(PerUnit(grad))
+                self._pieces[name].append(PerUnit(wide(grad)))
 
     def _at_lines(self, target: Target, lines: Tensor, piece: PerRow) -> Piece:
         rows, table = self.units.rows, self.parameters[target.names[0]]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tacit.gradients._clipping import Policy
 from tacit.gradients._grad_factors import PerUnit, Settled
-from tacit.gradients._norms import square_norms
+from tacit.gradients._norms import full_precision, square_norms
 from tacit.gradients._units import Units
 
 _SMALL = 1 << 12  # gradients per unit below this size are handled together
@@ -135,7 +135,8 @@ class ClippedSumAccumulator:
         silent: Tensor | None = None,
     ) -> None:
         """Clip and add the units of one pass, those that are `silent` as zeros in place; empties `settled`."""
-        with torch.no_grad(), without_autocast(losses.device):  # sums in bfloat16 would break the bound
+        # sums in bfloat16 would break the bound, and so would products in TF32
+        with torch.no_grad(), without_autocast(losses.device), full_precision():
             self._add(settled, units, members, losses, silent)
 
     def note_outputs(self, outputs: Tensor | None, rows: Tensor, good: Tensor, count: int) -> None:

@@ -62,9 +62,10 @@ def check_unit(
     weights = torch.zeros(local.count, dtype=torch.float64, device=part.device)
     weights[unit] = 1
     contributions = []
-    given = change(rows_of(batch, part, -1), Tensor.clone)  # which a model may change in place
+    given = rows_of(batch, part, -1)
     for rows in (torch.arange(local.rows, device=part.device), copies):
         seed_all()
+        # An index makes a copy, which a model may change in place.
         recorder, losses = watch(change(given, lambda t, rows=rows: t[rows.to(t.device)]), local)  # type: ignore[misc]
         silent = torch.arange(local.count, device=part.device) != unit
         alone = tally.another(local.count)

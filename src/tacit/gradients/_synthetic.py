@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tacit.gradients._batches import change
+from tacit.gradients._batches import change, leaves
+
+Domains = tuple[Tensor | None, ...]  # for each tensor of a batch the integers that stand for its own; None for floats
 
 
 def synthetic(batch: Any, rows: int, seed: int, spread: float = 0.0) -> Any:
@@ -73,3 +76,60 @@ def with_other_rows(batch: Any, other: Any, changed: Tensor) -> Any:
         return torch.where(mask, next(queue), t)
 
     return change(batch, mix)
+
+
+def integers_of(batch: Any) -> Domains:
+    """The integers that occur in each tensor of a batch."""
+    return tuple(torch.unique(t) if _whole(t) else None for t in leaves(batch))
+
+
+def united(one: Domains | None, other: Domains) -> Domains:
+    """Both; the other alone if they are of different batches."""
+    if one is None or [each is None for each in one] != [each is None for each in other]:
+        return other
+    return tuple(
+        b if a is None or b is None else torch.unique(torch.cat([a.to(b), b])) for a, b in zip(one, other, strict=True)
+    )
+
+
+def widened(domains: Domains) -> Domains:
+    """With 0 and 1 where there is one integer only: what labels, masks, tokens and flags can be, as a rule."""
+    narrow = [each is not None and len(each) == 1 for each in domains]
+    if not any(narrow):
+        return domains
+    return tuple(
+        torch.unique(torch.cat([each, each.new_tensor([0, 1])])) if single and each is not None else each
+        for each, single in zip(domains, narrow, strict=True)
+    )
+
+
+def several(domains: Domains) -> tuple[bool, ...]:
+    """Of which tensors checks draw different values."""
+    return tuple(each is None or len(each) > 1 for each in domains)
+
+
+def fits(domains: Domains, batch: Any) -> bool:
+    """Whether these are the domains of such a batch: as many tensors, integers where there are integers."""
+    return [each is None for each in domains] == [not _whole(t) for t in leaves(batch)]
+
+
+def with_integers(batch: Any, domains: Domains) -> Any:
+    """Rows like those of the batch with all the integers of the domains, and of floats whatever is there."""
+    if all(values is None for values in domains):
+        return batch
+    each = [max(1, t[:1].numel()) for t in leaves(batch)]
+    needed = (math.ceil(len(values) / size) for values, size in zip(domains, each, strict=True) if values is not None)
+    rows, queue = max(1, *needed), iter(domains)
+
+    def replaced(t: Tensor) -> Tensor:
+        values = next(queue)
+        if values is None or not len(values):
+            return t[:1].expand(rows, *t.shape[1:])
+        places = torch.arange(rows * t[:1].numel(), device=t.device) % len(values)
+        return values.to(t)[places].reshape(rows, *t.shape[1:])
+
+    return change(batch, replaced)
+
+
+def _whole(t: Tensor) -> bool:
+    return not (t.is_floating_point() or t.is_complex())

@@ -14,7 +14,7 @@ enum { LANES = 16, HIGH = 8 }; /* 32 registers */
 #else
 enum { LANES = 8, HIGH = 4 };
 #endif
-enum { WIDE = 3 * LANES, ROWS = 96, COLUMNS = 192, LONGEST = 128, TERMS = 1024 };
+enum { WIDE = 3 * LANES, ROWS = 96, COLUMNS = 192, LONGEST = 128, TERMS = 1024, RUN = 4096 };
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef float unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
@@ -280,8 +280,14 @@ static inline __attribute__((always_inline)) void widen(const float *from, size 
     }
 }
 
-/* total[first:last] = sum_n w_n u_n v_n^T, all in double, LONGEST rows at a time; u (rows, m), v (rows, k), total (m, k).
-   Rows with skip[n] are not touched. */
+/* to = from, or += where an earlier run of additions is there already. */
+static void settle(double *to, const double *from, size count, int earlier) {
+    for (size i = 0; i < count; i++)
+        to[i] = earlier ? to[i] + from[i] : from[i];
+}
+
+/* total[first:last] = sum_n w_n u_n v_n^T, all in double, LONGEST rows at a time and RUN in one run of additions; u
+   (rows, m), v (rows, k), total (m, k). Rows with skip[n] are not touched. */
 void tacit_outer_sum(const float *u, size u_row, const float *v, size v_row, const double *weights,
                      const unsigned char *skip, size rows, size k, size first, size last, double *total) {
     double a[TALL * LONGEST], b[COLUMNS * LONGEST], sums[TALL * COLUMNS];
@@ -289,17 +295,42 @@ void tacit_outer_sum(const float *u, size u_row, const float *v, size v_row, con
         const size high = last - row < TALL ? last - row : TALL;
         for (size column = 0; column < k; column += COLUMNS) {
             const size wide = k - column < COLUMNS ? k - column : COLUMNS;
-            memset(sums, 0, (high + HIGH - 1) / HIGH * HIGH * COLUMNS * sizeof *sums);
-            for (size start = 0; start < rows; start += LONGEST) {
-                const size length = rows - start < LONGEST ? rows - start : LONGEST;
-                widen(u + start * u_row + row, u_row, weights + start, skip + start, length, high, HIGH, a);
-                widen(v + start * v_row + column, v_row, NULL, skip + start, length, wide, SPAN, b);
-                for (size j = 0; j < wide; j += SPAN)
-                    for (size i = 0; i < high; i += HIGH)
-                        outer(a + i * length, b + j * length, length, sums + i * COLUMNS + j, COLUMNS);
+            for (size run = 0; run < rows; run += RUN) {
+                const size end = rows - run < RUN ? rows : run + RUN;
+                memset(sums, 0, (high + HIGH - 1) / HIGH * HIGH * COLUMNS * sizeof *sums);
+                for (size start = run; start < end; start += LONGEST) {
+                    const size length = end - start < LONGEST ? end - start : LONGEST;
+                    widen(u + start * u_row + row, u_row, weights + start, skip + start, length, high, HIGH, a);
+                    widen(v + start * v_row + column, v_row, NULL, skip + start, length, wide, SPAN, b);
+                    for (size j = 0; j < wide; j += SPAN)
+                        for (size i = 0; i < high; i += HIGH)
+                            outer(a + i * length, b + j * length, length, sums + i * COLUMNS + j, COLUMNS);
+                }
+                for (size i = 0; i < high; i++)
+                    settle(total + (row + i) * k + column, sums + i * COLUMNS, wide, run > 0);
             }
-            for (size i = 0; i < high; i++)
-                memcpy(total + (row + i) * k + column, sums + i * COLUMNS, wide * sizeof *total);
+        }
+    }
+}
+
+/* total[first:last] = sum_n w_n v_n over the rows of a matrix, in double, RUN rows in one run of additions;
+   rows with skip[n] are not touched. */
+void tacit_row_sum(const float *v, size v_row, const double *weights, const unsigned char *skip, size rows, size first,
+                   size last, double *total) {
+    for (size column = first; column < last; column += COLUMNS) {
+        const size wide = last - column < COLUMNS ? last - column : COLUMNS;
+        for (size run = 0; run < rows; run += RUN) {
+            const size end = rows - run < RUN ? rows : run + RUN;
+            double sums[COLUMNS] = {0};
+            for (size n = run; n < end; n++) {
+                const float *line = v + n * v_row + column;
+                const double weight = weights[n];
+                if (skip[n])
+                    continue;
+                for (size i = 0; i < wide; i++)
+                    sums[i] += weight * (double)line[i];
+            }
+            settle(total + column, sums, wide, run > 0);
         }
     }
 }

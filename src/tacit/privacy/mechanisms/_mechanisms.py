@@ -32,6 +32,7 @@ dp.enable_features("contrib")
 
 Released = dict[str, Tensor]
 SMOOTHING = 3.0  # in grid steps, see gaussian_query
+_SMALL = 1 << 14  # coordinates of tensors that are released together, see `_alike`
 _LARGEST = 2**62  # what OpenDP's 64-bit integers hold, with room
 UP = 1 + 2.0**-48  # noise is rounded up, never down
 _WIDEST = 2.0**55  # of Laplace noise, in grid steps: 64 bits are passed with a probability below 1e-50
@@ -391,7 +392,24 @@ def _seen(total: BoundedSum, receipt: Receipt) -> Mapping[str, Tensor]:
 
 def _add(total: Mapping[str, Tensor], noise: Released, fixed: Mapping[str, Grid]) -> Released:
     """Sum and noise, added on their grid in float64 on the CPU and only then cast to the sum's own type and device."""
-    return {name: grids.add(value, noise[name], fixed[name]) for name, value in total.items()}
+    found = dict.fromkeys(total, torch.empty(0))
+    for kind, names in _alike(total, fixed).items():
+        if len(names) == 1:
+            found[names[0]] = grids.add(total[names[0]], noise[names[0]], kind[0])
+            continue
+        value, fresh = (torch.cat([each[name].reshape(-1) for name in names]) for each in (total, noise))
+        parts = torch.split(grids.add(value, fresh, kind[0]), [total[name].numel() for name in names])
+        found |= {n: part.reshape(total[n].shape).clone() for n, part in zip(names, parts, strict=True)}
+    return found
+
+
+def _alike(total: Mapping[str, Tensor], fixed: Mapping[str, Grid]) -> dict[tuple[Any, ...], list[str]]:
+    """Which tensors are added together: small ones of one type on one grid; coordinate by coordinate it is the same."""
+    found: dict[tuple[Any, ...], list[str]] = {}
+    for name, value in total.items():
+        kind = (fixed[name], value.dtype, value.device, name if value.numel() > _SMALL else None)
+        found.setdefault(kind, []).append(name)
+    return found
 
 
 def _seeded(query: GridSum, noise: Tensor) -> Tensor:
