@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from studies import runner
 from studies.dp_tta.arms import Arm
+from studies.dp_tta.report import SHORT
 from studies.dp_tta.study import Result, read
 from tacit.report import plots
 
@@ -23,6 +24,7 @@ from tacit.report import plots
 def picture(result: Result, batch_size: int) -> Figure:
     """Accuracy along the stream of the source model, published Tent and clipped Tent."""
     lines = {}
+    names = list(next(iter(result.outcomes.values())).accuracy)
     for arm in result.arms:
         along = _along(result, arm)
         if along and (arm.method == "source" or arm.batch_size == batch_size):
@@ -33,7 +35,9 @@ def picture(result: Result, batch_size: int) -> Figure:
                 [min(found) for found in by_shift],
                 [max(found) for found in by_shift],
             )
-    return plots.curve(lines, x_label=f"shift (batch size {batch_size})", y_label="accuracy in percent")
+    figure = plots.curve(lines, x_label=f"shift (batch size {batch_size})", y_label="accuracy in percent")
+    figure.axes[0].set_xticks(range(1, len(names) + 1), [SHORT.get(name, name) for name in names], rotation=45)
+    return figure
 
 
 def _along(result: Result, arm: Arm) -> list[list[float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from studies.dp_tta.arms import Arm
@@ -129,16 +130,47 @@ def overview(result: Result, setting: Setting) -> Table:
 
 
 def paired(result: Result, setting: Setting) -> list[Table]:
-    """Every arm against the source, image by image; nothing if no cell has kept its hits."""
+    """Every arm against the source, its published form and the default rate, image by image.
+
+    A form published with several rates counts with its best one. Columns without any value are left out; there is no
+    table if no cell has kept its hits.
+    """
     source = next((arm for arm in result.arms if arm.method == "source"), None)
-    if source is None:
-        return []
-    found = [(arm, result.against(arm, source, setting)) for arm in result.arms if arm != source]
-    rows: list[list[Cell]] = [[_label(result, arm), gain] for arm, gain in found if gain is not None]
+    arms = [arm for arm in result.arms if arm != source]
+    others = {
+        "above source": [source for _ in arms],
+        "above published": [_published(result, arm, setting) for arm in arms],
+        "above lr = auto": [_untuned(result, arm) for arm in arms],
+    }
+    found = {
+        name: [o and result.against(arm, o, setting) for arm, o in zip(arms, other, strict=True)]
+        for name, other in others.items()
+    }
+    columns = {name: gains for name, gains in found.items() if any(gains)}
+    rows: list[list[Cell]] = [
+        [_label(result, arm), *gains] for arm, *gains in zip(arms, *columns.values(), strict=True) if any(gains)
+    ]
     if not rows:
         return []
     note = "In points of accuracy; ± is the standard error of the difference over images, which are the same in both."
-    return [Table(f"Against the source, {setting}", ["arm", Column("above source", ".2f")], rows, note=note)]
+    return [Table(f"Paired, {setting}", ["arm", *(Column(name, ".2f") for name in columns)], rows, note=note)]
+
+
+def _published(result: Result, arm: Arm, setting: Setting) -> Arm | None:
+    """The published form of an arm's method at its batch size, with the best of its rates that were run."""
+    means = {
+        other: mean.mean
+        for other in result.arms
+        if (other.method, other.batch_size, other.form, other.parts) == (arm.method, arm.batch_size, "original", ())
+        and (mean := result.mean(other, setting)) is not None
+    }
+    return None if arm.form == "original" or not means else max(means, key=lambda other: means[other])
+
+
+def _untuned(result: Result, arm: Arm) -> Arm | None:
+    """The same arm with the default's rate."""
+    other = replace(arm, lr="auto")
+    return other if other != arm and other in result.arms else None
 
 
 def _figures(result: Result, setting: Setting) -> list[Picture]:

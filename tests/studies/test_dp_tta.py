@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from studies import runner
 from studies.dp_tta.arms import Arm, Grid
-from studies.dp_tta.cells import Data, compute
+from studies.dp_tta.cells import Data, Outcome, compute
 from studies.dp_tta.report import by_shift, overview, paired, render
 from studies.dp_tta.study import Result, Study, run
 from tacit.adapt import DP, Clip
@@ -17,6 +18,7 @@ from tacit.data import fashion_mnist, streams
 from tacit.gradients import AdaptiveQuantile, BatchClip, FilterByBoth, FilterByLoss, FilterByNorm
 from tacit.models import embedded
 from tacit.privacy import Ledger, epsilon_of
+from tacit.report import Column, Spread
 
 SMALL = Data(images="test", shifts="extra", per_shift=24)
 
@@ -120,6 +122,31 @@ def test_a_gain_is_told_image_by_image(done: tuple[Result, Path]) -> None:
     assert overall[1] is not None
     assert gain.mean == pytest.approx(overall[0].mean - overall[1].mean)
     assert paired(done[0], "continual")[0].rows == [["DP-Tent (eps 1)", gain]]
+
+
+def test_gains_over_the_published_form_and_the_default_rate() -> None:
+    """The published form counts with its better rate; differences of 2 and 1 images of 4, by hand."""
+    arms = (
+        Grid(method=("source",)),
+        Grid(method=("tent",), lr=(0.01, 0.1)),
+        Grid(method=("tent",), form=("dp",), epsilon=(1.0,), clip=(0.3,), lr=("auto", 0.03)),
+    )
+    small = study(arms=arms, seeds=(0,))
+    hits = dict(zip(small.cells(), ("0000", "1100", "1000", "1110", "1111"), strict=True))
+    rest: dict[str, Any] = {"seconds": 0.0, "steps": 1, "touched": None, "epsilon": None, "promise": ""}
+    outcomes = {
+        cell: Outcome(accuracy={"fog": 25.0 * word.count("1")}, hits={"fog": word}, **rest)
+        for cell, word in hits.items()
+    }
+    table = paired(Result(study=small, outcomes=outcomes), "continual")[0]
+    assert [column.name if isinstance(column, Column) else column for column in table.columns] == [
+        "arm", "above source", "above published", "above lr = auto",
+    ]  # fmt: skip
+    points = [[None if gain is None else gain.mean for gain in row[1:]] for row in table.rows]  # type: ignore[union-attr]
+    assert points == [[50, None, None], [25, None, None], [75, 25, None], [100, 50, 25]]
+    untuned = table.rows[3][3]
+    assert isinstance(untuned, Spread)
+    assert untuned.std == pytest.approx(25)  # 0, 0, 0, 100: the standard deviation 50 over the root of 4
 
 
 def test_a_damaged_cell_is_named(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def test_what_cannot_be_studied_is_refused() -> None:
 
 def test_the_recipes_are_read() -> None:
     paths = sorted(RECIPES.glob("dpadapter*.toml"))
-    assert len(paths) == 4
+    assert len(paths) == 5
     for path in paths:
         kind, study = runner.read(path)
         assert kind == "pretrain"

@@ -20,7 +20,31 @@ Statistics = Literal["source", "batch", "private"]
 KINDS = ("source", "batch", "private")
 CALM = 0.1  # the deviation of the noise in a moment, in deviations of the source, that a net bears
 _PER_NUMBER = 0.5  # the root mean square of what a unit may add to each number, in deviations of the source
+_FAR = 30.0  # deviations of the source between its mean and zero
 _SMALLEST, _LARGEST = 0.05, 20.0  # of a variance, relative to the source's
+
+
+class _Source:
+    """What is known of a layer beforehand: mean, variance and deviation of its inputs in the source."""
+
+    def __init__(self, mean: Tensor, var: Tensor, eps: float) -> None:
+        self.mean, self.var, self.deviation = mean, var, (var + eps).sqrt()
+        self._mean, self._scale = mean.float(), torch.rsqrt(var.float() + eps)
+        # E (x - m)^2 from E x^2 saves a copy of the map, and loses digits where m is many deviations
+        self._far = bool((self._mean * self._scale).abs().max() > _FAR)
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean over a row's positions of z, and of z^2 - 1, for every channel."""
+        x = x.flatten(2) if x.dim() > 2 else x[..., None]
+        if self._far:
+            x = x - self._mean[:, None]
+        # a norm makes no copy of the squares: on large maps ten times faster than square().mean()
+        square = torch.linalg.vector_norm(x, dim=2).square_().div_(x.shape[2])
+        shift = x @ x.new_full((x.shape[2],), 1 / x.shape[2])
+        if not self._far:
+            shift = shift - self._mean
+            square = square - self._mean * (self._mean + 2 * shift)
+        return shift * self._scale, square * self._scale.square() - 1
 
 
 class BatchStatistics:
@@ -45,7 +69,9 @@ class BatchStatistics:
     def __init__(self, model: nn.Module, *, rate: float = 0.4) -> None:
         self.layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
         self.rate = rate
-        self._source = [(_buffer(m, "running_mean").clone(), _buffer(m, "running_var").clone()) for m in self.layers]
+        self._seen = [
+            _Source(_buffer(m, "running_mean").clone(), _buffer(m, "running_var").clone(), m.eps) for m in self.layers
+        ]
         self._sizes = [m.num_features for m in self.layers]
         self.width = 2 * sum(self._sizes)
         self.bound = _PER_NUMBER * math.sqrt(max(self.width, 1))
@@ -60,15 +86,8 @@ class BatchStatistics:
         noted: list[Tensor] = []
 
         def look(place: int) -> Any:
-            mean, var = (each.float() for each in self._source[place])
-            scale = torch.rsqrt(var + self.layers[place].eps)
-
             def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-                x = inputs[0].detach().float()
-                apart = (x.flatten(2) if x.dim() > 2 else x[..., None]) - mean[:, None]
-                # a norm makes no copy of the squares: on large maps ten times faster than square().mean()
-                square = torch.linalg.vector_norm(apart, dim=2).square() / apart.shape[2]
-                found.setdefault(place, []).append((apart.mean(2) * scale, square * scale.square() - 1))
+                found.setdefault(place, []).append(self._seen[place].moments(inputs[0].detach().float()))
 
             return hook
 
@@ -79,7 +98,7 @@ class BatchStatistics:
             for handle in handles:
                 handle.remove()
             if len(found) == len(self.layers):
-                parts = [[torch.stack(each).mean(0) for each in zip(*found[p], strict=True)] for p in sorted(found)]
+                parts = [_mean_of_uses(found[place]) for place in sorted(found)]
                 noted.append(torch.cat([part[i] for i in (0, 1) for part in parts], 1))
 
     def mix(self, total: Tensor, part: float, size: int, deviation: float) -> None:
@@ -95,17 +114,22 @@ class BatchStatistics:
 
     def publish(self) -> None:
         """Set every layer's mean and variance by the moments as they are."""
-        first, second = (torch.split(part, self._sizes) for part in self.moments.chunk(2))
+        first, second = (self._shrunk(part) for part in self.moments.chunk(2))
+        spread = (1 + second - first.square()).clamp_(_SMALLEST, _LARGEST)
+        parts = zip(torch.split(first, self._sizes), torch.split(spread, self._sizes), strict=True)
         with torch.no_grad():
-            for layer, (mean, var), one, two in zip(self.layers, self._source, first, second, strict=True):
-                shift, more = (self._shrunk(part).to(mean) for part in (one, two))
-                spread = (1 + more - shift.square()).clamp(_SMALLEST, _LARGEST)
-                _buffer(layer, "running_mean").copy_(mean + shift * (var + layer.eps).sqrt())
-                _buffer(layer, "running_var").copy_(var * spread)
+            for layer, seen, (shift, more) in zip(self.layers, self._seen, parts, strict=True):
+                mean, var = seen.mean, seen.var
+                _buffer(layer, "running_mean").copy_(torch.addcmul(mean, shift.to(mean), seen.deviation))
+                _buffer(layer, "running_var").copy_(var * more.to(var))
 
     def _shrunk(self, part: Tensor) -> Tensor:
-        power = float(part.square().mean())
-        return part * max(0.0, 1 - self.noise / power) if power > 0 else part
+        """Every layer's part, by its own factor."""
+        sizes = torch.tensor(self._sizes)
+        layer = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+        power = torch.zeros(len(sizes), dtype=part.dtype).index_add_(0, layer, part.square()) / sizes
+        factor = torch.where(power > 0, (1 - self.noise / power).clamp(min=0.0), 1.0)
+        return part * factor[layer]
 
     def reset(self) -> None:
         """The source's statistics again."""
@@ -174,3 +198,11 @@ def _buffer(layer: nn.Module, name: str) -> Tensor:
     if not isinstance(found, Tensor):
         raise ValueError("A BatchNorm layer without running statistics has none to start from.")
     return found
+
+
+def _mean_of_uses(found: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Of a layer that is used several times in a pass."""
+    if len(found) == 1:
+        return found[0]
+    first, second = (torch.stack(each).mean(0) for each in zip(*found, strict=True))
+    return first, second
