@@ -1,9 +1,10 @@
 """What was tried on corruptions that are not reported on, and what is left without any noise on those that are.
 
 `python -m tools.recalibration_tried trimmed FOLDER` (sources to leave out), `… split FOLDER` (how to split a small
-budget) and `… floors FOLDER` (a small budget beside the same samples without noise) print the numbers behind paragraphs
-of the page; the folder of the last is that of `studies.recalibration.page`. Outputs are computed once and kept in the
-folder. Seeds are fixed; everything is public and simulated.
+budget), `… once FOLDER` (all of it for one question) and `… floors FOLDER` (a small budget beside the same samples
+without noise) print the numbers behind paragraphs of the page; the folder of the last is that of
+`studies.recalibration.page`. Outputs are computed once and kept in the folder. Seeds are fixed; everything is public
+and simulated.
 """
 
 from __future__ import annotations
@@ -78,12 +79,33 @@ def split(folder: Path, trials: int = 40, epsilon: float = 0.2) -> Iterator[str]
             yield f"{name}, {honest} honest: {' '.join(f'{error:.4f}' for error in errors)}"
 
 
+def once(folder: Path, trials: int = 40, epsilon: float = 0.2) -> Iterator[str]:
+    """The whole budget for one question (``GapCurve(steps=1)``) beside the signed gap: errors, share harmed."""
+    found = [
+        *((f"{name}, severity 3", *rest) for name, *rest in _shifted(folder, 3)),
+        *((f"{name}, severity 4", *rest) for name, *rest in _shifted(folder, 4, clean=False)),
+        *((f"{name}, severity 5", *rest) for name, *rest in _shifted(folder, 5, clean=False)),
+    ]
+    local = Setting(sources=SOURCES, samples=SOURCES * SAMPLES, budget=Budget(epsilon, 0.0), noise="laplace")
+    secure = replace(local, aggregate="secure", honest=SOURCES // 2)
+    for name, logits, labels in found:
+        simulation = Simulation(logits=logits, labels=labels, sources=SOURCES, samples=SAMPLES, trials=trials)
+        said = []
+        for setting, method in ((local, SignedGap()), (secure, SignedGap()), (secure, GapCurve(steps=1))):
+            trial = simulation.run_in(setting, method)
+            harmed = float((trial.ece_after - trial.ece_before > 0.01).double().mean())
+            said.append(f"{float(trial.ece_after.mean()):.4f} ({harmed:.2f})")
+        yield f"{name}: {', '.join(said)}"
+
+
 def floors(folder: Path, trials: int = 20) -> Iterator[str]:
     """Epsilon 0.2 with 50 sources of 30, beside what the same 1,500 samples give without any noise."""
     names = (
         "local noise",
         "one noise, half collude",
         "one noise, none colludes",
+        "one question, half collude",
+        "one question, none colludes",
         "half for a curve, half collude",
         "half for a curve, none colludes",
         "no noise: a temperature",
@@ -115,8 +137,9 @@ def _compared(simulation: Simulation) -> Iterator[Tensor]:
     setting = Setting(sources=SOURCES, samples=SOURCES * SAMPLES, budget=Budget(0.2, 0.0), noise="laplace")
     yield simulation.run_in(setting, SignedGap()).ece_after
     secure = [replace(setting, aggregate="secure", honest=honest) for honest in (SOURCES // 2, SOURCES)]
-    for one in secure:
-        yield simulation.run_in(one, SignedGap()).ece_after
+    for method in (SignedGap(), GapCurve(steps=1)):
+        for one in secure:
+            yield simulation.run_in(one, method).ece_after
     for one in secure:
         yield _curved(simulation, one, 0.5)
     for method in (SignedGap(), GapCurve()):
@@ -174,6 +197,7 @@ def _shifted(folder: Path, severity: int, *, clean: bool = True) -> Iterator[Out
 TRIED: dict[str, Callable[[Path], Iterator[str]]] = {
     "trimmed": trimmed,
     "split": split,
+    "once": once,
     "floors": floors,
 }
 

@@ -24,7 +24,7 @@ TITLES = {
 }
 METHODS = (*study.PAPER, "signed-gap@sum", "signed-gap", "gap-curve", "signed-gap@secure", "gap-curve@secure")
 LIES = ("extreme", "hidden", "flipped", "colluding", "small")
-NOISES = ("nothing", "signed-gap", "gap-curve", "signed-gap@secure", "gap-curve@secure")
+NOISES = ("nothing", "signed-gap", "gap-curve", "signed-gap@secure", "gap-curve@secure", "one-question@secure")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -40,6 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for epsilon in (0.2, 0.5, 1.0, 2.0):
         print(f"\nepsilon {epsilon:g}: mean over the data sets, median over them, harmed\n")
         _print(columns, NOISES, _three, epsilon=epsilon)
+    for epsilon in (0.2, 0.5):
+        print(f"\nepsilon {epsilon:g}: a share of SignedGap's local error, by mean / by median over data sets\n")
+        for line in _shares(columns, epsilon):
+            print(line)
 
 
 def _columns(folder: Path) -> dict[str, Column]:
@@ -67,17 +71,40 @@ def _lines(
     for method in methods:
         row = []
         for result, data in columns.values():
-            sweeps = [sweep for sweep in result.study.sweeps if sweep.headline]
-            if epsilon is not None:
-                sweeps = [sweep for sweep in sweeps if sweep.vary == "epsilon"]
-            cells = [
-                one
-                for sweep in sweeps
-                for one in dict.fromkeys(sweep.cells())
-                if one.method == method and epsilon in (None, one.epsilon)
-            ]
-            row.append(cell(result, list(dict.fromkeys(cells)), data))
+            row.append(cell(result, _cells(result, method, epsilon), data))
         yield f"| {report.NAMES.get(method, method)} | {' | '.join(row)} |"
+
+
+def _shares(columns: dict[str, Column], epsilon: float) -> Iterator[str]:
+    """One noise for all against local noise: in each column, and over all data sets of the study together."""
+    yield f"| | {' | '.join(columns)} | all data sets | all but clean |"
+    yield f"|---|{'---:|' * (len(columns) + 2)}"
+    local = _by_column(columns, "signed-gap", epsilon)
+    for method in NOISES[3:]:
+        found = _by_column(columns, method, epsilon)
+        groups = [*([name] for name in columns), list(columns), [name for name in columns if name != "clean"]]
+        row = []
+        for names in groups:
+            one, other = ([error for name in names for error in errors[name]] for errors in (found, local))
+            mean, median = (of(one) / of(other) for of in (statistics.fmean, statistics.median))
+            row.append(f"{mean:.2f} / {median:.2f}")
+        yield f"| {report.NAMES.get(method, method)} | {' | '.join(row)} |"
+
+
+def _by_column(columns: dict[str, Column], method: str, epsilon: float) -> dict[str, list[float]]:
+    """The mean error over trials on each data set of each column."""
+    return {
+        name: report.errors(result, _cells(result, method, epsilon), data) for name, (result, data) in columns.items()
+    }
+
+
+def _cells(result: study.Result, method: str, epsilon: float | None) -> list[study.Cell]:
+    """The cells of a method in the headline settings; with an epsilon, those of a sweep over it, of pure epsilon."""
+    sweeps = [sweep for sweep in result.study.sweeps if sweep.headline]
+    if epsilon is not None:
+        sweeps = [sweep for sweep in result.study.sweeps if sweep.vary == "epsilon" and not sweep.delta]
+    cells = (one for sweep in sweeps for one in sweep.cells())
+    return list(dict.fromkeys(one for one in cells if one.method == method and epsilon in (None, one.epsilon)))
 
 
 def _both(result: study.Result, cells: list[study.Cell], data: list[str]) -> str:

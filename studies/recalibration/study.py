@@ -22,6 +22,7 @@ from studies.grids import combinations
 from studies.recalibration.data import DataSet, OutputsFile, Shifted, from_file, shifted
 from studies.recalibration.grid_search import GridSearch
 from studies.recalibration.lies import Lie
+from studies.recalibration.one_question import OneQuestion
 from tacit.calibrate import METHODS, Method, Reliability, Setting, Simulation, Trials, reliability
 from tacit.privacy import Budget, Neighbours
 from tacit.recipes import Progress, fingerprint, nearest
@@ -31,7 +32,7 @@ OWN = ("signed-gap", "gap-curve")
 PAPER = ("nothing", "one-source", "histogram", "nll-t", "ece-t", "acc-t")
 Factor = Literal["sources", "samples", "epsilon", "iterations", "bins"]
 HARM = 0.01  # a calibration error that is larger by more than this than without recalibration
-_KNOWN: dict[str, type[Method]] = {**METHODS, GridSearch.name: GridSearch}
+_KNOWN: dict[str, type[Method]] = {**METHODS, GridSearch.name: GridSearch, OneQuestion.name: OneQuestion}
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Sweep:
                 wanted.pop("iterations")  # it has no noise to fear and searches as far as it likes
             elif name == "histogram":
                 wanted["ask"] = self.ask
-            elif name == "gap-curve":
+            elif name in ("gap-curve", OneQuestion.name):
                 wanted.pop("bins")  # so few that noise does not drown them
             yield _KNOWN[name](**{key: value for key, value in wanted.items() if key in known})
 

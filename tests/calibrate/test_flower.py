@@ -41,6 +41,7 @@ from tacit.privacy import Budget, Ledger
 LOGITS, LABELS = (part.numpy() for part in reference(0.1))
 BUDGET = Budget(1.0, 0.0)
 ROWS = 300
+LATE = 400.0  # seconds: what an honest source needs on a machine that is busy with ten other things
 
 
 def settings(folder: Path, place: int) -> dict[str, Any]:
@@ -187,13 +188,13 @@ def test_dead_garbled_and_late_clients_are_left_out_and_named(tmp_path: Path) ->
     with Network(tmp_path) as network:
         for one in [*made, leaky]:
             network.start_node(one["name"], one)
-        asked = {"sources": 7, "timeout": 120.0, "run_id": "a"}
+        asked = {"sources": 7, "timeout": LATE, "run_id": "a"}
         status, found = network.finish(*network.submit(project, quorum=0.4, **asked))
         assert status == "finished:completed"
         named = " ".join(found["notes"])
         assert all(f"clinic-{place} was left out" in named for place in faults)
         assert "its answer cannot be read" in named
-        assert "did not answer within 120 s" in named
+        assert f"did not answer within {LATE:g} s" in named
         assert found["sources"] == 6  # the leaky one never stated its terms
         silent = Without(here(tmp_path, 6), {f"clinic-{place}" for place in faults})
         expected = Calibrator(budget=BUDGET, quorum=0.4).run(silent, run_id="a")

@@ -24,6 +24,7 @@ from tacit.calibrate import (
     Calibrator,
     Cells,
     Gap,
+    GapCurve,
     HistogramBinning,
     InProcess,
     OneSource,
@@ -294,6 +295,20 @@ def test_secagg_gives_the_total_that_one_process_gives(tmp_path: Path) -> None:
         assert Ledger(one["ledger"], create=False).spent(one["name"]).epsilon == pytest.approx(1.0)
     with pytest.raises(CalibrationError, match="Fewer than 4 of 4"):  # a share is given once: nothing is replayed
         Calibrator(budget=PURE, trust=SECURE).run(transport(Grid(nodes)), run_id="a")
+
+
+def test_secagg_with_the_whole_budget_in_one_question(tmp_path: Path) -> None:
+    nodes = {11 + place: settings(tmp_path, place, epsilon=0.3) for place in range(4)}
+    budget = Budget(0.3, 0.0)
+    calibrator = Calibrator(budget=budget, trust=SECURE, method=GapCurve(steps=1), cautious=False)
+    found = calibrator.run(transport(Grid(nodes)), run_id="a")
+    here = deal(4, rows=300, budget=budget)
+    for place, one in enumerate(here):
+        one.seed = place
+    assert found == calibrator.run(here, run_id="a")
+    assert (found.queries, found.honest, found.epsilon) == (1, 2, 0.3)
+    for one in nodes.values():
+        assert Ledger(one["ledger"], create=False).spent(one["name"]).epsilon == pytest.approx(0.3)
 
 
 def test_secagg_survives_a_source_that_drops_out_after_the_keys(tmp_path: Path) -> None:

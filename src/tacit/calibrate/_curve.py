@@ -28,6 +28,15 @@ def middles(bins: int) -> Tensor:
     return (torch.arange(bins, dtype=torch.float64) + 0.5) / bins
 
 
+def counts_of(totals: Tensor, samples: float) -> Tensor:
+    """The number of units in each bin, ``samples`` in all, from the totals of ``GapCells`` (trials x 2 bins)."""
+    bins = totals.shape[1] // 2
+    middle, gap, rest = middles(bins), totals[:, :bins], totals[:, bins:]
+    counts = ((gap * (1 - 2 * middle) + rest) / ((1 - middle) ** 2 + middle**2)).clamp_min(0.0)
+    scaled: Tensor = counts * (samples / counts.sum(dim=1, keepdim=True).clamp_min(1.0))
+    return scaled
+
+
 def corrections(totals: Tensor, *, samples: float, noise: float, constant: float) -> Tensor:
     """What to add to the confidence at the middle of each bin (trials x bins).
 
@@ -42,9 +51,7 @@ def corrections(totals: Tensor, *, samples: float, noise: float, constant: float
     """
     bins = totals.shape[1] // 2
     middle = middles(bins)
-    gap, rest = totals[:, :bins], totals[:, bins:]
-    counts = ((gap * (1 - 2 * middle) + rest) / ((1 - middle) ** 2 + middle**2)).clamp_min(0.0)
-    counts = counts * (samples / counts.sum(dim=1, keepdim=True).clamp_min(1.0))
+    gap, counts = totals[:, :bins], counts_of(totals, samples)
     error = torch.diag_embed(noise**2 + counts * (middle * (1 - middle) + _LEAST) + _EMPTY)
     near = torch.exp(-((middle[:, None] - middle) ** 2) / (2 * _LENGTH**2))
     means, evidence = [], []

@@ -17,8 +17,9 @@ import torch
 from scipy.special import ndtri
 from torch import Tensor
 
+from tacit.calibrate._accuracy_curve import NODES, TEMPERATURE, accuracy_curve
 from tacit.calibrate._aggregate import deviation
-from tacit.calibrate._curve import corrections
+from tacit.calibrate._curve import corrections, middles
 from tacit.calibrate._measures import check_bins
 from tacit.calibrate._queries import Price
 from tacit.calibrate._search import Ask, Objective, Outcome, Search, fit_gap, golden_section
@@ -37,6 +38,7 @@ from tacit.calibrate._statistics import (
 from tacit.privacy import Budget, Neighbours
 
 _CURVE_NOISE = 0.0065  # of all units: with more noise in a bin than that, a temperature is all that is asked for
+_ONCE_NOISE = 0.01  # the same where one question with the whole budget is all (``steps=1``)
 Aggregate = Literal["robust", "sum", "secure"]
 
 
@@ -283,8 +285,10 @@ class GapCurve(SignedGap):
 
     The last question is not for the gap at one more temperature but for its curve over the confidence (``_curve``), at
     the temperature found. That is decided by public quantities: where the noise of a bin would be more than
-    ``_CURVE_NOISE`` of all units, it is the signed gap and nothing else. What it finds is not a temperature alone, so
-    it cannot be merged into a model's weights.
+    ``_CURVE_NOISE`` of all units, it is the signed gap and nothing else. With ``steps=1`` and secure aggregation the
+    one question, with the whole budget, is for the accuracy as a curve (``_accuracy_curve``), up to a noise of
+    ``_ONCE_NOISE``: better under strong shifts, and worse where a temperature is all that is needed. What it finds is
+    not a temperature alone, so it cannot be merged into a model's weights.
 
     Args:
         low: The smallest temperature of the search.
@@ -300,9 +304,29 @@ class GapCurve(SignedGap):
         super().__post_init__()
         check_bins(self.bins)
 
+    def _at_once(self, setting: Setting) -> bool:
+        """Whether the one question is for the accuracy as a curve: decided by public quantities."""
+        if self.steps != 1 or setting.aggregate != "secure" or setting.samples is None:
+            return False
+        return setting.noise_std(GapCells(bins=self.bins), 1) <= _ONCE_NOISE * max(1, setting.samples)
+
+    def _once(self, setting: Setting, trials: int, samples: float) -> Search:
+        statistic, asked = GapCells(bins=self.bins), torch.full((trials,), TEMPERATURE, dtype=torch.float64)
+        totals = yield Ask(statistic=statistic, temperatures=asked)
+        probability, accuracy = accuracy_curve(
+            totals[-1], samples=samples, noise=setting.noise_std(statistic, self.queries(setting))
+        )
+        kept = probability > 0.5
+        found = (accuracy - middles(NODES)).masked_fill(kept[:, None], 0.0)
+        return Outcome(
+            temperature=asked.masked_fill(kept, 1.0), corrections=None if bool(kept.all()) else found, kept=kept
+        )
+
     def search(self, setting: Setting, trials: int = 1) -> Search:
         steps, queries, statistic = self._steps(setting), self.queries(setting), GapCells(bins=self.bins)
         samples = yield from _counted(setting, trials)
+        if self._at_once(setting):
+            return (yield from self._once(setting, trials, samples))
         noise = setting.noise_std(statistic, queries)
         if setting.aggregate == "robust":
             both = setting.stds(statistic, queries, samples)[0]
