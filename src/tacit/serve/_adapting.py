@@ -7,8 +7,8 @@ of them, or those that there are when the first has waited `wait` seconds. A row
 type) is refused before it takes a place. Streams that are neighbours have well-formed rows at the same times.
 
 After every `every` steps the state is saved (`adapt.save_adapter`): after a kill the service goes on exactly there if
-no step had begun since, and otherwise with fresh noise behind what was leased. Rows that were waiting are not learnt
-from, and no row is learnt from twice.
+no step had begun since, and otherwise with fresh noise behind what was leased. Rows that were waiting are not
+used for adaptation, and no row is used twice.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CHECKPOINT, _MARK = "adapter.safetensors", "served"
 
 
 class QueueFull(Exception):
-    """Too many rows wait to be learnt from: ask again later."""
+    """Too many rows wait for adaptation: ask again later."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class Facts:
         steps: Steps that were released.
         served: The version that is served.
         versions: Those that are kept.
-        waiting: Rows that wait to be learnt from.
+        waiting: Rows that wait for adaptation.
         epsilon: What was spent; infinite where nothing is promised.
         guarantee: The promise in words.
     """
@@ -144,7 +144,7 @@ class AdaptingModel:
     # -- serving -------------------------------------------------------------------------------------------------------
 
     def predict(self, rows: Tensor, unit_ids: Sequence[str] | None = None) -> tuple[Tensor, int]:
-        """Logits of the released parameters, and their version; the rows then wait to be learnt from.
+        """Logits of the released parameters, and their version; the rows then wait for adaptation.
 
         Raises:
             ValueError: Rows of another shape or type, without their unit ids, or more than ever may wait.
@@ -169,7 +169,7 @@ class AdaptingModel:
         return logits, version
 
     def offer(self, rows: Tensor, unit_ids: Sequence[str] | None = None) -> None:
-        """Rows that were predicted elsewhere, to be learnt from.
+        """Rows that were predicted elsewhere, for adaptation.
 
         Raises:
             ValueError: Rows of another shape or type, without their unit ids, or more than ever may wait.
@@ -205,7 +205,7 @@ class AdaptingModel:
 
     @property
     def waiting(self) -> int:
-        """Rows that wait to be learnt from."""
+        """Rows that wait for adaptation."""
         with self._lock:
             return len(self._waiting.rows)
 
@@ -236,7 +236,7 @@ class AdaptingModel:
             self._save()
 
     def drain(self, seconds: float = 60.0) -> bool:
-        """Wait until every full batch was learnt from and saved; whether that happened in time."""
+        """Wait until every full batch was used and its step saved; whether that happened in time."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             with self._lock:

@@ -3,7 +3,7 @@
 Formal guarantee: that of `AdaptingModel`, which runs in the one learning replica: it alone has the ledger, the key and
 the rows that wait. Replicas that predict hold released parameters, by version, and pass rows on once they have answered
 them. If the learning replica dies, the others serve on with the version that they have; Ray starts it again and it
-resumes from its folder. Rows that arrive meanwhile are answered and not learnt from.
+resumes from its folder. Rows that arrive meanwhile are answered and not used for adaptation.
 """
 
 from __future__ import annotations

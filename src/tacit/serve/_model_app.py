@@ -137,14 +137,14 @@ def _protocol(app: FastAPI, model: Served, name: str) -> None:
 
     @app.post("/v2/models/{asked}/infer", response_model=schemas.InferenceResponse, responses=_ERRORS)
     def infer(asked: str, request: schemas.InferenceRequest, x_unit_id: Annotated[str | None, Header()] = None) -> Any:
-        """Predict with the released parameters; the rows are learnt from afterwards."""
+        """Predict with the released parameters; the rows are used for adaptation afterwards."""
         known(asked)
         rows = _rows(request.inputs[0])
         try:
             logits, version = model.predict(rows, _unit_ids(request, x_unit_id, len(rows)))
         except QueueFull:
             retry = {"Retry-After": f"{model.rules.wait:g}"}
-            raise HTTPException(429, "Too many rows wait to be learnt from; ask again later.", headers=retry) from None
+            raise HTTPException(429, "Too many rows wait for adaptation; ask again later.", headers=retry) from None
         shown = [value if math.isfinite(value) else None for value in logits.flatten().tolist()]
         output = {"name": "logits", "shape": list(logits.shape), "datatype": "FP32", "data": shown}
         return {"model_name": name, "model_version": str(version), "id": request.id, "outputs": [output]}
@@ -170,7 +170,7 @@ def _versions(app: FastAPI, model: Served, admin_token: str | None) -> None:
 def _gauges(metrics: Metrics, model: Served) -> None:
     """Numbers that are public: the clock, the queue, and what was released or charged."""
     gauges = {
-        "tacit_waiting_rows": ("Rows that wait to be learnt from.", lambda: float(model.facts().waiting)),
+        "tacit_waiting_rows": ("Rows that wait for adaptation.", lambda: float(model.facts().waiting)),
         "tacit_steps": ("Steps that were released.", lambda: float(model.facts().steps)),
         "tacit_served_version": ("The version that is served.", lambda: float(model.facts().served)),
         "tacit_adapting": ("1 while the model adapts.", lambda: float(model.facts().stopped is None)),
@@ -195,7 +195,7 @@ def _rows(given: schemas.InputTensor) -> Tensor:
 
 
 def _number(value: Any) -> float:
-    """A value that is no number takes its place as a missing one: it is not learnt from, and moves no other row."""
+    """A value that is no number counts as a missing one: it is not used for adaptation and moves no other row."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     try:
