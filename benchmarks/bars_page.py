@@ -25,7 +25,7 @@ REASONS = {
     "norms-8": NORMS,
     "norms-1": NORMS,
     "norms-ti-8": NORMS,
-    "probe": "with one position per row all units are added in float64 products, after converting both factors",
+    "probe": "rows are read and converted once more, for their norms and for the sum, beside two products",
     "linear-epoch": (
         "float64 products, drawing units and noise by AES, rounding sum and noise to the grid, and generators for the "
         "model's own random numbers, beside a plain step of two small products"

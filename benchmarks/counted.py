@@ -2,8 +2,9 @@
 
     python benchmarks/counted.py [--work NAME ...] [--markdown FILE]
 
-Multiplications are those of matrix products, convolutions and attention, as `torch.utils.flop_counter` counts them; the
-kernels of `tacit.gradients` are counted as the products of torch that they replace (with both halves of a Gram matrix).
+Multiplications are those of matrix products, convolutions and attention, as `torch.utils.flop_counter` counts them, one
+in float64 as two, for half as many fit into a register; the kernels of `tacit.gradients` are counted as the products of
+torch that they replace (with both halves of a Gram matrix).
 Bytes are what torch's operations read and write, views left out; calls are those operations. Nothing is timed, so this
 may run beside anything.
 """
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
+from torch.utils.flop_counter import conv_flop_count, flop_registry, shape_wrapper
 
 from arms import build
 from gradients import works
@@ -58,6 +59,22 @@ class _Traffic(TorchDispatchMode):
         return found
 
 
+class _Products(TorchDispatchMode):
+    """Multiplications, those in float64 twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.multiplications = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        packet = func._overloadpacket
+        if packet in _COUNTS:
+            weight = 2 if any(t.dtype == torch.float64 for t in tree_leaves(found) if isinstance(t, Tensor)) else 1
+            self.multiplications += weight * _COUNTS[packet](*args, **(kwargs or {}), out_val=found) // 2
+        return found
+
+
 def _backward(g: Any, x: Any, w: Any, *others: Any, out_shape: Any = None) -> int:  # noqa: ARG001
     """Of a convolution with groups, which torch counts as if it had none."""
     transposed, wanted = others[4], others[-1]
@@ -73,11 +90,11 @@ def _product(a: Any, b: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
     return _added_product(None, a, b, out_shape=out_shape)
 
 
-_MISSING = {
-    torch.ops.aten.convolution_backward: _backward,
-    torch.ops.aten.addmm_: _added_product,
-    torch.ops.aten.addmv_: _added_product,
-    torch.ops.aten.mv: _product,
+_COUNTS = flop_registry | {
+    torch.ops.aten.convolution_backward: shape_wrapper(_backward),
+    torch.ops.aten.addmm_: shape_wrapper(_added_product),
+    torch.ops.aten.addmv_: shape_wrapper(_added_product),
+    torch.ops.aten.mv: shape_wrapper(_product),
 }
 
 
@@ -86,9 +103,9 @@ def count(step: Step, steps: int = STEPS) -> Count:
     products, traffic = [], []
     with patch.object(_kernels, "serves", return_value=False):
         for _ in range(steps):
-            with FlopCounterMode(display=False, custom_mapping=_MISSING) as counter:
+            with _Products() as counter:
                 step()
-            products.append(counter.get_total_flops() // 2)
+            products.append(counter.multiplications)
     for _ in range(steps):
         with _Traffic() as seen:
             step()

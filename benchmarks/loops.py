@@ -12,6 +12,7 @@ Before anything is timed, every private arm's clipped sum of one batch is compar
 from __future__ import annotations
 
 import argparse
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,6 +43,7 @@ from tacit.privacy import Budget, Ledger, Neighbours, Unit
 
 EPSILON, DELTA = 8.0, 1e-5
 EPOCHS = 500  # that are charged; as many as are run at most
+EARLY = 32  # steps that are not timed: at the start of a run units are checked often, later in one step of 128
 LR, MOMENTUM = 1e-3, 0.9
 PLAIN, NULL = "no privacy", "null"
 BY_CLIP = ", by clip"
@@ -251,7 +253,10 @@ def run(
                 notes[arm] = str(refusal)
         status.update(f"{work.name}: {rounds} rounds of {len(steps)} arms")
         every = {arm: work.peers_every for arm in steps if arm.startswith("opacus")}
-        seconds = time_rounds(steps, rounds=rounds, warmups=1, every=every, budget=budget) if PLAIN in steps else {}
+        warmups = math.ceil(EARLY / max(1, work.rows // work.unit_size // work.expected))
+        seconds = (
+            time_rounds(steps, rounds=rounds, warmups=warmups, every=every, budget=budget) if PLAIN in steps else {}
+        )
     rows = [row(arm, work, seconds, peaks, notes) for arm in work.arms]
     found = {each.arm: each for each in rows}
     null = found[NULL].ratio

@@ -142,12 +142,12 @@ def time_rounds(
     `every` lets a slow arm take part in every n-th round only; after `budget` seconds no further round begins, except
     that there are always three.
     """
-    start_of_rounds = time.perf_counter()
     order = list(steps)
     shuffle = random.Random(seed).shuffle
     seconds: dict[str, Seconds] = {name: [] for name in order}
     for name in order * warmups:
         steps[name]()
+    start_of_rounds = time.perf_counter()
     for number in range(rounds):
         if number >= 3 and time.perf_counter() - start_of_rounds > budget:
             break
