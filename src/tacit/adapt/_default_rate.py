@@ -17,7 +17,7 @@ from tacit.privacy.correlated import Strategy
 WITHOUT = {"sgd": 0.005, "adam": 0.001}  # where no clip bounds a step, or Adam normalises it
 USUAL_STEPS = 256  # where no horizon is given
 DRIFT = 0.06  # the strain that one step of fully aligned gradients adds, momentum included
-STRAIN = 0.25  # the strain that noise has added at the end of the horizon
+STRAIN = 0.5  # the strain that noise has added at the end of the horizon
 
 
 def growth(strategy: Strategy, momentum: float, contributions: int = 1, separation: int = 1) -> float:
