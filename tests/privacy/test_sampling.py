@@ -214,16 +214,6 @@ def test_nothing_is_drawn_without_a_live_receipt_or_by_another_sampling() -> Non
             sampling.uniforms(receipt, 1, 1)
 
 
-def test_fixed_batches_are_not_drawn_here() -> None:
-    ledger = Ledger("sqlite://")
-    event = dp_event.SampledWithoutReplacementDpEvent(100, 10, dp_event.GaussianDpEvent(5.0))
-    ledger.subject("s", Budget(50.0, 1e-5), neighbours=Neighbours.REPLACE_ONE, plan=[event])
-    receipt = ledger.charge("s", event, stage="test", seed=1)
-    with pytest.raises(ReceiptError, match="not Poisson sampling"):
-        sampling.draw(receipt, 100)
-    assert math.isnan(receipt._state.slots[0].rate)
-
-
 def test_what_a_model_draws_is_secret_comes_again_and_leaves_the_global_generators_alone() -> None:
     def draws() -> tuple[list[float], float, float]:
         return torch.rand(8).tolist(), float(np.random.rand()), random.random()

@@ -7,7 +7,6 @@ never live there.
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 import threading
@@ -41,6 +40,7 @@ class Slot:
     leaf: DpEvent
     rate: float  # with which each unit is drawn; 1: all units
     left: int
+    fixed: tuple[int, int] | None = None  # so many units are drawn, of so many; None: each by itself
 
 
 @dataclass
@@ -65,7 +65,10 @@ class _ReceiptState:
     def of(cls, event: DpEvent) -> _ReceiptState:
         """The state of a receipt on which nothing was released yet."""
         return cls(
-            [Slot(type(released(leaf)), released(leaf), _rate(leaf), count(leaf, n)) for leaf, n in leaves(event)]
+            [
+                Slot(type(released(leaf)), released(leaf), _rate(leaf), count(leaf, n), _fixed(leaf))
+                for leaf, n in leaves(event)
+            ]
         )
 
     @property
@@ -126,7 +129,7 @@ def fresh_holder() -> str:
 
 def released(leaf: DpEvent) -> DpEvent:
     """What is drawn for one leaf: sampling changes what it costs, not what is added to the (joint) sum."""
-    if not isinstance(leaf, dp_event.PoissonSampledDpEvent):
+    if not isinstance(leaf, dp_event.PoissonSampledDpEvent | dp_event.SampledWithoutReplacementDpEvent):
         return leaf
     noise = gaussian_noise(leaf.event)
     return leaf.event if noise is None else dp_event.GaussianDpEvent(noise)
@@ -139,7 +142,13 @@ def count(leaf: DpEvent, times: int) -> int:
 
 def _rate(leaf: DpEvent) -> float:
     if isinstance(leaf, dp_event.SampledWithoutReplacementDpEvent):
-        return math.nan  # nothing here draws so
+        return float(leaf.sample_size / leaf.source_dataset_size)
     if isinstance(leaf, CyclicPoissonDpEvent):
         return float(leaf.sample_rate)
     return float(leaf.sampling_probability) if isinstance(leaf, dp_event.PoissonSampledDpEvent) else 1.0
+
+
+def _fixed(leaf: DpEvent) -> tuple[int, int] | None:
+    if isinstance(leaf, dp_event.SampledWithoutReplacementDpEvent):
+        return int(leaf.sample_size), int(leaf.source_dataset_size)
+    return None

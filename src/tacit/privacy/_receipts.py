@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tacit.privacy._budget import Neighbours, Unit
 from tacit.privacy._noise import NoiseKey
-from tacit.privacy._receipt_state import _ReceiptState, count
+from tacit.privacy._receipt_state import Slot, _ReceiptState, count
 from tacit.privacy.events import DpEvent, StreamDpEvent, compose, from_json, leaves, repeat
 
 if TYPE_CHECKING:
@@ -248,11 +248,11 @@ def consume(receipt: Receipt, kind: type[DpEvent], bound: float) -> tuple[DpEven
         return slot.leaf, state.consume(slot), key
 
 
-def upcoming(receipt: Receipt, *, bind: bool = False, ahead: int = 0) -> tuple[float, int, NoiseKey]:
-    """The sampling rate and the number of the next release, and the key of its draw; for ``sampling`` alone.
+def upcoming(receipt: Receipt, *, draws_from: int | None = None, ahead: int = 0) -> tuple[Slot, int, NoiseKey]:
+    """The slot (how its units are drawn) and the number of the next release, and the key of its draw; for ``sampling``.
 
-    With ``bind`` the next release is held to this slot. ``ahead``: of the release that comes so many after it, if the
-    releases between are made in the order of the event.
+    With ``draws_from``, a number of units, the next release is held to this slot. ``ahead``: of the release that comes
+    so many after it, if the releases between are made in the order of the event; it holds nothing.
     """
     if not isinstance(receipt, Receipt):
         raise ReceiptError("A draw needs the receipt of a charge: call Ledger.charge first.")
@@ -261,9 +261,14 @@ def upcoming(receipt: Receipt, *, bind: bool = False, ahead: int = 0) -> tuple[f
         slot = state.drawn or state.next() if ahead == 0 else state.later(ahead)
         if not receipt.live or receipt._key is None or slot is None:
             raise _dead(receipt)
-        if bind:
+        if draws_from is not None and slot.fixed and slot.fixed[1] != draws_from:
+            raise ReceiptError(
+                f"Receipt {receipt.id[:8]} paid for {slot.fixed[0]:,} of {slot.fixed[1]:,} units in each draw: a sample "
+                "of fixed size needs the true number of units."
+            )
+        if draws_from is not None and ahead == 0:
             state.drawn = slot
-        return slot.rate, state.used + ahead, receipt._key
+        return slot, state.used + ahead, receipt._key
 
 
 def claim(receipt: Receipt) -> None:

@@ -15,6 +15,7 @@ from tacit.privacy.events._constructors import (
     schedule,
     shared_noise,
     stream,
+    without_replacement,
 )
 from tacit.privacy.events._json import from_json, to_json
 from tacit.privacy.events._properties import gaussian_noise, is_sampled, releases, same
@@ -62,4 +63,5 @@ __all__ = [
     "shared_noise",
     "stream",
     "to_json",
+    "without_replacement",
 ]

@@ -94,6 +94,28 @@ def poisson(sample_rate: float, event: DpEvent, steps: int = 1) -> DpEvent:
     return repeat(check(event if sample_rate == 1 else dp_event.PoissonSampledDpEvent(sample_rate, event)), steps)
 
 
+def without_replacement(sample_size: int, size: int, event: DpEvent, steps: int = 1) -> DpEvent:
+    """``steps`` releases, each from ``sample_size`` of ``size`` units that are drawn at random without replacement.
+
+    It is bounded under replace-one, for Gaussian noise, by Renyi divergences (Wang, Balle & Kasiviswanathan 2019).
+
+    Args:
+        sample_size: The number of units of every draw.
+        size: The number of units, which is public under replace-one.
+        event: Everything that is released from one draw.
+        steps: How many independent draws.
+
+    Returns:
+        The event.
+
+    Examples:
+        >>> from tacit.privacy import events
+        >>> events.releases(events.without_replacement(10, 1000, events.gaussian(1.0), steps=100))
+        100
+    """
+    return repeat(check(dp_event.SampledWithoutReplacementDpEvent(size, sample_size, event)), steps)
+
+
 def repeat_and_select(event: DpEvent, *, mean: float, shape: float) -> DpEvent:
     """``event`` a random number of times, of which only the best outcome is released (see ``privacy.selection``).
 

@@ -6,11 +6,12 @@ secret (that is what amplification rests on): the draw comes from the receipt's 
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tacit.privacy import _generators as generators
-from tacit.privacy._receipts import Receipt, ReceiptError, upcoming
+from tacit.privacy._receipts import Receipt, upcoming
 
 _DRAW, _UNIFORMS = 1, 2  # purposes of uniforms
 randomness, fresh_randomness = generators.randomness, generators.fresh_randomness
@@ -18,15 +19,18 @@ reading_randomness = generators.reading_randomness
 
 
 def draw(receipt: Receipt, people: int, *, ahead: int = 0) -> Tensor:
-    """The Poisson subsample of the units 0 to ``people`` - 1 for the receipt's next release, in ascending order.
+    """The subsample of the units 0 to ``people`` - 1 for the receipt's next release, in ascending order.
 
-    Formal guarantee: each unit is drawn with at most the charged probability (a uniform of 53 bits is compared with
-    it), independently of all others and of every other release; asking again before the release gives the same units.
-    The draw binds the receipt: its next release is the one whose rate was used, and any other kind is refused.
+    Formal guarantee: a Poisson subsample has each unit with at most the charged probability (a uniform of 53 bits is
+    compared with it), independently of all others and of every other release. A sample of fixed size has the charged
+    number of units, every set of them with the same probability but for 2^-107 ``people``^2 in total variation (those
+    with the smallest of 106-bit uniforms; a tie goes to the unit that comes first), independently of every other
+    release. Asking again before the release gives the same units. The draw binds the receipt: its next release is
+    the one whose sampling was used, and any other kind is refused.
 
     Args:
-        receipt: A live receipt whose next release is Poisson-subsampled.
-        people: How many units there are. Private.
+        receipt: A live receipt.
+        people: How many units there are. Private, but for a sample of fixed size, where it is what was charged.
         ahead: Look at the draw of the release that comes so many after the next one, to read its rows in time; it
             binds nothing, and is drawn again when that release is the next.
 
@@ -34,14 +38,15 @@ def draw(receipt: Receipt, people: int, *, ahead: int = 0) -> Tensor:
         The numbers of the drawn units. Private.
 
     Raises:
-        ReceiptError: The next release is not subsampled.
+        ReceiptError: The receipt is used up, or paid for a sample of another number of units.
     """
-    rate, number, key = upcoming(receipt, bind=ahead == 0, ahead=ahead)
-    if not 0 < rate <= 1:
-        raise ReceiptError("This receipt's sampling is not Poisson sampling: nothing here draws so.")
-    if rate == 1:
+    slot, number, key = upcoming(receipt, draws_from=people, ahead=ahead)
+    if slot.rate == 1:
         return torch.arange(people)
-    return torch.nonzero(key.uniforms(number, people, _DRAW) <= rate).flatten()
+    if slot.fixed:
+        high, low = key.uniforms(number, 2 * people, _DRAW).view(2, people).numpy()
+        return torch.from_numpy(np.sort(np.lexsort((low, high))[: slot.fixed[0]]))
+    return torch.nonzero(key.uniforms(number, people, _DRAW) <= slot.rate).flatten()
 
 
 def uniforms(receipt: Receipt, units: int, each: int, *, ahead: int = 0) -> Tensor:
