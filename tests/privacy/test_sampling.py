@@ -1,15 +1,13 @@
 """Private sampling: who is drawn, with which probability, and that nothing else decides it."""
 
-import math
 import random
 
 import numpy as np
 import pytest
 import torch
-from dp_accounting import dp_event
 from scipy.stats import binomtest, chi2
 
-from tacit.privacy import Budget, Ledger, Neighbours, events, mechanisms, sampling
+from tacit.privacy import Budget, Ledger, events, mechanisms, sampling
 from tacit.privacy._noise import NoiseKey
 from tacit.privacy._queries import grid_sum
 from tacit.privacy._receipts import Receipt, ReceiptError, check_used

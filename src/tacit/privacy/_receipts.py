@@ -263,8 +263,8 @@ def upcoming(receipt: Receipt, *, draws_from: int | None = None, ahead: int = 0)
             raise _dead(receipt)
         if draws_from is not None and slot.fixed and slot.fixed[1] != draws_from:
             raise ReceiptError(
-                f"Receipt {receipt.id[:8]} paid for {slot.fixed[0]:,} of {slot.fixed[1]:,} units in each draw: a sample "
-                "of fixed size needs the true number of units."
+                f"Receipt {receipt.id[:8]} paid for {slot.fixed[0]:,} of {slot.fixed[1]:,} units in each draw: a "
+                "sample of fixed size needs the true number of units."
             )
         if draws_from is not None and ahead == 0:
             state.drawn = slot
