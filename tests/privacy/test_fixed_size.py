@@ -55,7 +55,7 @@ def test_the_size_is_that_of_the_charge() -> None:
         assert torch.equal(drawn, drawn.unique())
         assert len(drawn) == 30
         release(receipt)
-    assert torch.equal(sampling.draw(charged(7, 7), 7), torch.arange(7))
+    assert torch.equal(sampling.draw(charged(7, 7), 7), torch.arange(7))  # all of them: no sampling
 
 
 @pytest.mark.parametrize("people", [0, 99, 101])

@@ -21,11 +21,17 @@ _SLOW = {
     dp_event.LaplaceDpEvent: 100_000,
     events.NoisyMaxDpEvent: 20_000,
     events.SharedNoiseDpEvent: 10_000,
+    dp_event.SampledWithoutReplacementDpEvent: 10_000,
 }  # drawn one by one
 
 
 _ENDLESS = 1 << 30  # more steps than any run makes: the stream has no length of its own
-_WORDS = {"noise_multiplier": "noise", "sampling_probability": "rate"}
+_WORDS = {
+    "noise_multiplier": "noise",
+    "sampling_probability": "rate",
+    "source_dataset_size": "units",
+    "sample_size": "drawn",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +48,8 @@ class Charged:
         if isinstance(self.event, dp_event.PoissonSampledDpEvent):
             noise = events.gaussian_noise(self.event.event) or math.nan
             facts = {"sampling_probability": self.event.sampling_probability, "noise_multiplier": noise}
+        if isinstance(self.event, dp_event.SampledWithoutReplacementDpEvent):
+            facts |= {"noise_multiplier": events.gaussian_noise(self.event.event) or math.nan}
         length = ""
         if isinstance(self.event, events.StreamDpEvent):
             endless = self.event.steps * self.event.blocks >= _ENDLESS
@@ -94,6 +102,12 @@ def _release(each: Charged) -> tuple[Release | None, events.DpEvent | None]:
             return None, None
         simple = events.poisson(event.sampling_probability, events.gaussian(inner))
         return releases.poisson(event.sampling_probability, inner, neighbours=relation), simple
+    if isinstance(event, dp_event.SampledWithoutReplacementDpEvent):
+        inner, (sample, size) = events.gaussian_noise(event.event), (event.sample_size, event.source_dataset_size)
+        if not inner:
+            return None, None
+        simple = events.without_replacement(sample, size, events.gaussian(inner))
+        return releases.without_replacement(sample, size, inner, neighbours=relation), simple
     if not noise:
         return None, None
     if isinstance(event, events.CyclicPoissonDpEvent):

@@ -182,6 +182,23 @@ def poisson(
     return release
 
 
+def without_replacement(
+    sample: int, size: int, noise: float, *, neighbours: Neighbours | str = Neighbours.REPLACE_ONE
+) -> Release:
+    """`mechanisms.gaussian` over a sample of fixed size, of which the first unit alone contributes: a trial a draw."""
+
+    def release(present: bool, trials: int) -> Array:
+        value, seen = ends(neighbours)[present], np.zeros(trials)
+        with paid(events.without_replacement(sample, size, events.gaussian(noise), trials), neighbours) as receipt:
+            for trial in range(trials):
+                drawn = bool((sampling.draw(receipt, size) == 0).any())
+                total = torch.tensor([value * drawn], dtype=torch.float64)
+                seen[trial] = float(mechanisms.gaussian(Sum.of(total), receipt)["w"])
+        return seen
+
+    return release
+
+
 def stream(
     event: events.StreamDpEvent,
     *,

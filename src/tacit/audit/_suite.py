@@ -99,6 +99,9 @@ def poisson(effort: Effort) -> Iterator[Finding]:
         release = releases.poisson(0.5, 0.5, neighbours=relation)
         name = f"one Poisson step, {relation}"
         yield _attack(release, claim, name=name, trials=effort.trials(1_500_000))
+    claim = Claim.of(events.without_replacement(2, 4, events.gaussian(0.5)), neighbours="replace-one", delta=1e-2)
+    release, name = releases.without_replacement(2, 4, 0.5), "one step of 2 units of 4, replace-one"
+    yield _attack(release, claim, name=name, trials=effort.trials(40_000, least=1_000))
 
 
 @audits("training steps", "finetune.ConstantNoise.releases")

@@ -30,6 +30,7 @@ from tacit.finetune._predictions import rows_that_fit, units_at_once
 from tacit.finetune._queries import GradientQuery
 from tacit.finetune._ranks import account_for, check_ranks
 from tacit.finetune._reading import likeness, to, try_workers, where_of
+from tacit.finetune._sampling import FixedSize
 from tacit.finetune._saving import Store
 from tacit.finetune._sources import agree, as_records, prepared, workers_of
 from tacit.finetune._standardise import RowNorm, Standardise, is_row_normalized
@@ -311,6 +312,11 @@ def fit(
             if payer is not None:
                 payer.check_terms(unit=whom, neighbours=relation)
     people = len(records) if size is None else size
+    if isinstance(optimizer.sampler, FixedSize) and people != len(records):
+        raise ValueError(
+            "Batches of a fixed size are drawn from all units, whose number is public under replace-one: leave size= "
+            "out, or give the true number."
+        )
     stops = evaluate is not None and evaluate.patience is not None
     budget = cost(receipt, delta) if receipt is not None else Budget(epsilon or 0.0, delta)
     promise = Promise(budget=budget, unit=whom, neighbours=relation, size=people, stops=stops)

@@ -35,7 +35,7 @@ class ConstantNoise:
     """The same noise at every step, independent from step to step."""
 
     def event(self, scale: float, *, sampler: Sampler, size: int, steps: int) -> DpEvent:
-        return events.poisson(sampler.rate(size), events.gaussian(scale), steps)
+        return sampler.event(size, events.gaussian(scale), steps)
 
     def multiplier(self, scale: float, step: int, steps: int) -> float:
         del step, steps
@@ -83,7 +83,8 @@ class Decaying(ConstantNoise):
             raise ValueError("end is the last noise relative to the first: above 0, at most 1.")
 
     def event(self, scale: float, *, sampler: Sampler, size: int, steps: int) -> DpEvent:
-        return events.schedule((self.multiplier(scale, step, steps) for step in range(steps)), sampler.rate(size))
+        multipliers = (self.multiplier(scale, step, steps) for step in range(steps))
+        return events.compose(sampler.event(size, events.gaussian(multiplier)) for multiplier in multipliers)
 
     def multiplier(self, scale: float, step: int, steps: int) -> float:
         period = self.period or math.ceil(steps / _LEVELS[self.shape])

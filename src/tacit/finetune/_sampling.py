@@ -1,4 +1,4 @@
-"""Who takes part in a step: Poisson-subsampled at the rate that was charged, or by a fixed plan."""
+"""Who takes part in a step: Poisson-subsampled or a sample of fixed size, as charged, or by a fixed plan."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tacit.privacy import Receipt, sampling
-from tacit.privacy.events import check_count
+from tacit.privacy import Receipt, events, sampling
+from tacit.privacy.events import DpEvent, check_count
 
 _HASH_KEY = b"tacit: which batch an id belongs to"
 
@@ -34,9 +34,19 @@ class Sampler(Protocol):
         `ahead`: the step is that many after the one whose release is the receipt's next.
         """
 
+    def event(self, size: int, release: DpEvent, steps: int = 1) -> DpEvent:
+        """`steps` steps of `size` units, each of which draws and then makes this release."""
+
+
+class _Independent(Sampler):
+    """Each unit takes part or not whoever else does: Poisson subsampling, or none."""
+
+    def event(self, size: int, release: DpEvent, steps: int = 1) -> DpEvent:
+        return events.poisson(self.rate(size), release, steps)
+
 
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(_Independent):
     """Poisson subsampling: every unit, independently, with probability `batch_size` / size.
 
     Batches vary in size and may be empty.
@@ -65,7 +75,42 @@ class Poisson:
 
 
 @dataclass(frozen=True)
-class Everyone:
+class FixedSize:
+    """Exactly `batch_size` units, every set of them as likely: a sample without replacement, anew in every step.
+
+    Batches never vary in size, which static shapes and memory like. Its bound is under replace-one alone and by Renyi
+    divergences, so it asks for more noise than Poisson subsampling of the same rate.
+
+    Formal guarantee: see `privacy.sampling.draw`; the number of units is the one that was charged, or nothing is drawn.
+
+    Args:
+        batch_size: The batch size.
+    """
+
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        check_count(self.batch_size, "A batch")
+
+    def rate(self, size: int) -> float:
+        return min(1.0, self.batch_size / size)
+
+    def expected(self, size: int) -> float:
+        return min(float(self.batch_size), float(size))
+
+    def participations(self, steps: int) -> tuple[int, int]:
+        return steps, 1
+
+    def draw(self, receipt: Receipt, step: int, people: int, *, ahead: int = 0) -> Tensor:
+        del step
+        return sampling.draw(receipt, people, ahead=ahead)
+
+    def event(self, size: int, release: DpEvent, steps: int = 1) -> DpEvent:
+        return events.without_replacement(min(self.batch_size, size), size, release, steps)
+
+
+@dataclass(frozen=True)
+class Everyone(_Independent):
     """No subsampling: all units, in every step."""
 
     def rate(self, size: int) -> float:
@@ -84,7 +129,7 @@ class Everyone:
 
 
 @dataclass(frozen=True)
-class Passes:
+class Passes(_Independent):
     """Every unit once in each of `passes` passes of `batches` steps, in the same batch every time.
 
     The batch of a unit with an id of its own is a public keyed hash of that id modulo `batches`: batches are about
@@ -140,7 +185,7 @@ class Passes:
 
 
 @dataclass(frozen=True)
-class CyclicPoisson:
+class CyclicPoisson(_Independent):
     """Poisson subsampling of one group of units after the other: in step t, of the group t mod `bands`.
 
     The group of a unit with an id of its own is a public keyed hash of that id, as in `Passes`; one that has none is

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Literal, Unpack
 
 from tacit.finetune._optimizers._optimizer import Optimizer, expected_batch_size
 from tacit.finetune._queries import ClippedGradient
-from tacit.finetune._sampling import Everyone, Poisson
+from tacit.finetune._sampling import Everyone, FixedSize, Poisson
 from tacit.finetune._updates import Options, Update
 from tacit.gradients import Policy
+
+SAMPLERS = {"poisson": Poisson, "fixed-size": FixedSize}
 
 
 def DPSGD(  # noqa: N802
@@ -16,6 +18,7 @@ def DPSGD(  # noqa: N802
     batch_size: int | None = None,
     steps: int,
     clip: float | Policy = 1.0,
+    sampling: Literal["poisson", "fixed-size"] = "poisson",
     batch: int | None = None,
     **update: Unpack[Options],
 ) -> Optimizer:
@@ -23,12 +26,14 @@ def DPSGD(  # noqa: N802
 
     Formal guarantee: unit, that of the data; neighbours, add-remove by default. Each step releases one sum of
     clipped gradients over a Poisson draw with Gaussian noise; `steps` of them are composed by PLD. Empty batches are
-    released like all others, and the divisor is `batch_size`.
+    released like all others, and the divisor is `batch_size`. With `sampling="fixed-size"` a step draws exactly
+    `batch_size` units without replacement: under replace-one only, composed by Renyi divergences.
 
     Args:
         batch_size: The expected batch size; the sampling rate is `batch_size` / size, and it is also the divisor.
         steps: The number of steps.
         clip: The L2 bound of a unit's gradient, or a clip policy.
+        sampling: "poisson" or "fixed-size": batches that never vary, at the price of more noise.
         batch: The earlier name of `batch_size`; it warns.
         **update: Arguments of `Update`: lr, momentum, rule="adam", schedule, average, ...
 
@@ -41,10 +46,12 @@ def DPSGD(  # noqa: N802
         >>> optimizer.sampler.rate(size=1000)
         0.05
     """
+    if sampling not in SAMPLERS:
+        raise ValueError(f"sampling={sampling!r} is unknown: choose one of {', '.join(SAMPLERS)}.")
     return Optimizer(
         name="DPSGD",
         steps=steps,
-        sampler=Poisson(expected_batch_size(batch_size, batch, "DPSGD")),
+        sampler=SAMPLERS[sampling](expected_batch_size(batch_size, batch, "DPSGD")),
         query=ClippedGradient(clip),
         update=Update(**update),
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from tacit._deprecation import renamed_argument
 from tacit.finetune._noise_schedules import Banded, ConstantNoise, Correlated, Noise
 from tacit.finetune._queries import ClippedGradient, GradientQuery, Query
-from tacit.finetune._sampling import CyclicPoisson, Passes, Poisson, Sampler
+from tacit.finetune._sampling import CyclicPoisson, FixedSize, Passes, Poisson, Sampler
 from tacit.finetune._updates import KNOWS_NOISE, Update
 from tacit.privacy import Neighbours, released
 from tacit.privacy.events import DpEvent, check_count, leaves, same
@@ -24,7 +24,7 @@ class Optimizer:
     Args:
         name: What reports call it.
         steps: The number of releases.
-        sampler: Which units take part in a step: `Poisson`, `Everyone`, `Passes`.
+        sampler: Which units take part in a step: `Poisson`, `FixedSize`, `Everyone`, `Passes`.
         query: What is summed over units: clipped gradients, projected gradients, slopes.
         noise: How noise varies over steps: `ConstantNoise`, `Decaying`, `Correlated`.
         update: The update rule.
@@ -40,9 +40,9 @@ class Optimizer:
     def __post_init__(self) -> None:
         check_count(self.steps, "steps")
         self.sampler.participations(self.steps)
-        if isinstance(self.noise, Correlated) and isinstance(self.sampler, Poisson):
+        if isinstance(self.noise, Correlated) and isinstance(self.sampler, Poisson | FixedSize):
             raise ValueError(
-                "Correlated noise needs to know in which steps a unit takes part, and Poisson sampling leaves that to "
+                "Correlated noise needs to know in which steps a unit takes part, and random sampling leaves that to "
                 "chance: use Passes."
             )
         flat = type(self.noise) is ConstantNoise and type(self.query) is ClippedGradient
@@ -104,6 +104,11 @@ class Optimizer:
         Raises:
             ValueError: This optimizer has no guarantee under these.
         """
+        if neighbours is not Neighbours.REPLACE_ONE and isinstance(self.sampler, FixedSize):
+            raise ValueError(
+                "Batches of a fixed size are bounded under replace-one alone: give neighbours='replace-one' (the "
+                f"number of units is then public), or Poisson batches, which {neighbours} has a bound for."
+            )
         if neighbours is Neighbours.REPLACE_ONE and isinstance(self.sampler, CyclicPoisson):
             raise ValueError(
                 f"{self.name} has no known guarantee under replace-one, for who comes may be of another group than who "

@@ -113,7 +113,8 @@ def without_replacement(sample_size: int, size: int, event: DpEvent, steps: int 
         >>> events.releases(events.without_replacement(10, 1000, events.gaussian(1.0), steps=100))
         100
     """
-    return repeat(check(dp_event.SampledWithoutReplacementDpEvent(size, sample_size, event)), steps)
+    sampled = check(dp_event.SampledWithoutReplacementDpEvent(size, sample_size, event))
+    return repeat(event if sample_size == size else sampled, steps)
 
 
 def repeat_and_select(event: DpEvent, *, mean: float, shape: float) -> DpEvent:
