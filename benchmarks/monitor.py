@@ -89,7 +89,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     threads = 1 if options.cpu else 2
     torch.set_num_threads(threads)
     console = Console(width=140)
-    where = {**machine(), "torch": torch.__version__, "threads": str(threads), "clock": "processor time" if options.cpu else "wall time"}
+    where = {
+        **machine(),
+        "torch": torch.__version__,
+        "threads": str(threads),
+        "clock": "processor time" if options.cpu else "wall time",
+    }
     results = []
     for work in options.work or ARMS:
         results.append(run(work, 4 if options.quick else options.rounds, cpu=options.cpu))
