@@ -136,8 +136,9 @@ def time_rounds(
     budget: float = float("inf"),
     seed: int = 0,
     tick: Callable[[], object] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Seconds]:
-    """Seconds of every step in every round; the order of the steps is shuffled for each round.
+    """Seconds of every step in every round, by `clock`; the order of the steps is shuffled for each round.
 
     `every` lets a slow arm take part in every n-th round only; after `budget` seconds no further round begins, except
     that there are always three.
@@ -155,9 +156,9 @@ def time_rounds(
         for name in order:
             taken = None
             if number % (every or {}).get(name, 1) == 0:
-                start = time.perf_counter()
+                start = clock()
                 steps[name]()
-                taken = time.perf_counter() - start
+                taken = clock() - start
             seconds[name].append(taken)
         if tick is not None:
             tick()

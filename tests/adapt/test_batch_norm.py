@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tacit.adapt import DP, Adapter, Clip, Tent, entropy, resume_adapter, save_adapter
 from tacit.adapt._side_blocks import bounded_total, split
-from tacit.adapt._statistics import BatchStatistics, best_share, calmest_rate
+from tacit.adapt._statistics import BatchStatistics, _Source, best_share, calmest_rate
 from tacit.gradients import AdaptiveQuantile
 from tacit.privacy import Budget, Ledger
 
@@ -178,6 +178,69 @@ def test_a_unit_of_many_rows_is_the_mean_of_those_that_take_part() -> None:
     wanted = torch.tensor([2.0, 0.0]) + torch.tensor([0.0, 5.0])  # (3 + 1) / 2, and 9 scaled down to 5
     found = bounded_total(values, 5.0, units, mute)
     torch.testing.assert_close(found, wanted.double(), rtol=2e-5, atol=1e-9)
+
+
+def slow_total(values: Tensor, bound: float, units: list[int], mute: list[bool]) -> Tensor:
+    """The bounded sum, written out unit by unit."""
+    total = torch.zeros(values.shape[1], dtype=torch.float64)
+    for unit in sorted(set(units)):
+        mine = [v.double() for v, u, m in zip(values, units, mute, strict=True) if u == unit and not m]
+        mine = [row for row in mine if bool(row.isfinite().all())]
+        if mine:
+            mean = torch.stack(mine).mean(0)
+            total += mean * min(1.0, bound / max(mean.norm().item(), 1e-300))
+    return total
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [1, 3, 700])
+def test_bounded_sums_are_those_written_out(dtype: torch.dtype, width: int) -> None:
+    """Rows below and beyond the bound, of zeros, not finite, muted; a view with gaps; alone and in units."""
+    generator = torch.Generator().manual_seed(width)
+    values = torch.randn(12, width + 2, generator=generator).to(dtype)[:, 1:-1]
+    values *= torch.logspace(-20, 18, 12, dtype=torch.float64)[:, None].to(dtype)
+    values[3], values[5, 0], values[7, -1] = 0.0, math.nan, -math.inf
+    mute, units = [place in (1, 8, 11) for place in range(12)], [4, 9, 4, 2, 2, 7, 9, 1, 0, 1, 4, 3]
+    for silent in ([False] * 12, mute):
+        told = torch.tensor(silent)
+        for owners in (list(range(12)), units):
+            given = None if owners != units else torch.tensor(units)
+            found = bounded_total(values, 0.7, given, told if any(silent) else None)
+            torch.testing.assert_close(found, slow_total(values, 0.7, owners, silent), rtol=2e-5, atol=1e-12)
+    for place in range(12):
+        alone = bounded_total(values[place : place + 1], 0.7, None, None)
+        assert alone.norm().item() <= 0.7
+
+
+@pytest.mark.parametrize("far", [0.0, 1e3])
+def test_moments_in_torch_are_those_of_the_kernel(far: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    x = far + torch.randn(5, 4, 6, 7, generator=generator)
+    source = _Source(far + torch.rand(4, generator=generator), 0.5 + torch.rand(4, generator=generator), 1e-5)
+    for given in (x, x.double(), x.to(memory_format=torch.channels_last), x[:, :, 0, 0]):
+        for found, wanted in zip(source.moments(given), source.in_torch(given.float()), strict=True):
+            assert found.dtype == torch.float32
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_layers_are_set_one_by_one_as_together() -> None:
+    """Every layer's own James-Stein factor, mean and variance, written out layer by layer."""
+    model, source = net(), net()
+    statistics = BatchStatistics(model)
+    generator = torch.Generator().manual_seed(4)
+    statistics.moments = 0.5 * torch.randn(16, dtype=torch.float64, generator=generator)
+    statistics.noise = 0.05
+    statistics.publish()
+    start = 0
+    for place in (1, 5):
+        layer, size = source[place], source[place].num_features
+        first, second = statistics.moments[start : start + size], statistics.moments[8 + start : 8 + start + size]
+        first, second = (part * max(0.0, 1 - 0.05 / part.square().mean().item()) for part in (first, second))
+        spread = (1 + second - first**2).clamp(0.05, 20.0)
+        mean = layer.running_mean + first * (layer.running_var + layer.eps).sqrt()
+        torch.testing.assert_close(model[place].running_mean, mean)
+        torch.testing.assert_close(model[place].running_var, layer.running_var * spread)
+        start += size
 
 
 def test_noise_beyond_the_moments_leaves_the_source() -> None:

@@ -237,6 +237,49 @@ def test_square_norms_of_odd_rows() -> None:
     assert kernels.square_norms(values.T) is None
 
 
+@compiled
+@pytest.mark.parametrize("shape", [(1, 1), (3, 2, 5), (2, 3, 7, 7), (4, 6, 4, 4), (2, 2, 3, 16, 17), (70, 64, 16, 16)])
+@pytest.mark.parametrize("far", [0.0, 1e4])
+def test_moments_of_channels(shape: tuple[int, ...], far: float) -> None:
+    """Against float64 written out; the same bits over any number of threads, and for a row alone."""
+    torch.manual_seed(len(shape))
+    x, mean, scale = far + torch.randn(shape), far + torch.randn(shape[1]), 0.5 + torch.rand(shape[1])
+    around = [1] * (len(shape) - 2)
+    z = (x.double() - mean.double().reshape(-1, *around)) * scale.double().reshape(-1, *around)
+    z = z.reshape(*shape[:2], -1)
+    found, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            given = kernels.channel_moments(x, mean, scale)
+            assert given is not None
+            found.append(torch.stack(given))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.allclose(found[0].double(), torch.stack([z.mean(2), z.square().mean(2) - 1]), rtol=1e-6, atol=1e-7)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    alone = kernels.channel_moments(x[-1:].clone(), mean, scale)
+    assert alone is not None
+    assert torch.equal(torch.stack(alone), found[0][:, -1:])
+
+
+@compiled
+def test_moments_of_odd_rows() -> None:
+    """A row that is not finite, or too large for float32, says so and touches no other row."""
+    x, mean, scale = torch.ones(5, 2, 20), torch.zeros(2), torch.ones(2)
+    wanted = kernels.channel_moments(x, mean, scale)
+    x[1, 0, 7], x[2, 1, 19], x[3] = torch.nan, -torch.inf, 3e38
+    found = kernels.channel_moments(x, mean, scale)
+    assert found is not None
+    assert wanted is not None
+    assert torch.equal(torch.isfinite(torch.cat(found, 1)).all(1), torch.tensor([True, False, False, False, True]))
+    for mine, other in zip(found, wanted, strict=True):
+        assert torch.equal(mine[[0, 4]], other[[0, 4]])
+    for unsuited in (x.double(), x.mT, x[:0], x.bfloat16()):
+        assert kernels.channel_moments(unsuited, mean, scale) is None
+
+
 @pytest.fixture
 def forgotten() -> Iterator[None]:
     """The library is looked for again, in the test and after it."""

@@ -64,8 +64,9 @@ def watched_rows(logits: Tensor) -> dict[str, tuple[Tensor, float]]:
     |p|_2 <= |p|_1 = 1 and the mean of p is 1 / K. `_side_blocks.bounded_total` enforces both in floating point.
     """
     classes = logits.shape[1]
-    unsure = entropy(logits.detach().double()) / math.log(classes) - 0.5
-    shape = logits.detach().double().softmax(1) - 1 / classes
+    wide = logits.detach().double()
+    unsure = entropy(wide) / math.log(classes) - 0.5
+    shape = wide.softmax(1) - 1 / classes
     return {ENTROPY: (unsure[:, None], 0.5), PREDICTION: (shape, 1.0)}
 
 

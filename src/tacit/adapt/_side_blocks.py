@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tacit.gradients import AdaptiveQuantile, ClippedSum
+from tacit.gradients import AdaptiveQuantile, ClippedSum, PerUnit, Units, square_norms
 
 _MARGIN = 1e-5  # that the sums' rounding stays below the bound, as for gradients
 _COUNT = "count"  # the block in which AdaptiveQuantile tells how many were below the bound
@@ -17,8 +17,9 @@ def bounded_total(values: Tensor, bound: float, units: Tensor | None, mute: Tens
     """The sum over units of their mean row, each scaled down to L2 norm `bound`.
 
     Formal guarantee: each unit adds a vector of norm at most `bound`, whatever its rows hold, and changes nothing of
-    what others add: rows that are muted or not finite are zeros in their place, and the sum is float64. Rounding is
-    that of `gradients.ClippedSum`: factors stay 1e-5 below the bound.
+    what others add: rows that are muted or not finite are zeros in their place, and the sum is float64. Norms are never
+    below the true ones (`gradients.square_norms`); a unit whose norm float64 cannot square adds zero. Rounding is that
+    of `gradients.ClippedSum`: factors stay 1e-5 below the bound.
 
     Args:
         values: One row each.
@@ -29,21 +30,31 @@ def bounded_total(values: Tensor, bound: float, units: Tensor | None, mute: Tens
     Returns:
         The sum, float64.
     """
-    rows = values.detach().double()
+    rows = values.detach()
+    if units is not None:
+        rows, mute = _mean_rows(rows, units, mute), None
+    factors = (bound * (1 - _MARGIN) / square_norms(rows).sqrt_()).clamp_(max=1)
+    heard = factors > 0  # not where the norm is infinite, or not a number
+    if mute is not None:
+        heard = heard & ~mute.to(heard.device)
+    silent = None if bool(heard.all()) else ~heard
+    if silent is not None:
+        factors = factors.masked_fill(silent, 0.0)
+    return PerUnit(rows).weighted_sum(factors, Units.singletons(len(rows), rows.device), silent)
+
+
+def _mean_rows(rows: Tensor, units: Tensor, mute: Tensor | None) -> Tensor:
+    """Every unit's mean row, in float64, over those of its rows that are finite and take part; zeros if none does."""
+    rows = rows.double()
     there = torch.isfinite(rows).all(1)
     if mute is not None:
         there = there & ~mute.to(there.device)
     rows = torch.where(there[:, None], rows, 0.0)
-    if units is not None:
-        index: Tensor = torch.unique(units.to(rows.device), return_inverse=True)[1]
-        count = int(index.max()) + 1 if len(index) else 0
-        sums = rows.new_zeros(count, rows.shape[1]).index_add_(0, index, rows)
-        present = rows.new_zeros(count).index_add_(0, index, there.double())
-        rows = sums / present.clamp(min=1)[:, None]
-    largest = rows.abs().amax(1, keepdim=True).clamp(min=1e-300)  # so that squares neither over- nor underflow
-    norms = largest * torch.linalg.vector_norm(rows / largest, dim=1, keepdim=True)
-    factors: Tensor = (bound * (1 - _MARGIN) / norms).clamp(max=1)
-    return (rows * factors).sum(0)
+    index: Tensor = torch.unique(units.to(rows.device), return_inverse=True)[1]
+    count = int(index.max()) + 1 if len(index) else 0
+    sums = rows.new_zeros(count, rows.shape[1]).index_add_(0, index, rows)
+    present = rows.new_zeros(count).index_add_(0, index, there.double())
+    return sums / present.clamp(min=1)[:, None]
 
 
 def joined(total: ClippedSum, sides: dict[str, tuple[Tensor, float]]) -> ClippedSum:

@@ -8,13 +8,15 @@ rows. Here each unit's own moments are bounded and released with its gradient, a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from tacit.gradients import channel_moments
 
 Statistics = Literal["source", "batch", "private"]
 KINDS = ("source", "batch", "private")
@@ -25,16 +27,20 @@ _SMALLEST, _LARGEST = 0.05, 20.0  # of a variance, relative to the source's
 
 
 class _Source:
-    """What is known of a layer beforehand: mean, variance and deviation of its inputs in the source."""
+    """What moments of a layer's inputs are measured against: their mean and deviation in the source."""
 
     def __init__(self, mean: Tensor, var: Tensor, eps: float) -> None:
-        self.mean, self.var, self.deviation = mean, var, (var + eps).sqrt()
         self._mean, self._scale = mean.float(), torch.rsqrt(var.float() + eps)
         # E (x - m)^2 from E x^2 saves a copy of the map, and loses digits where m is many deviations
         self._far = bool((self._mean * self._scale).abs().max() > _FAR)
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean over a row's positions of z, and of z^2 - 1, for every channel."""
+        """The mean over a row's positions of z, and of z^2 - 1, for every channel: float32."""
+        x = x.float()
+        return channel_moments(x, self._mean, self._scale) or self.in_torch(x)
+
+    def in_torch(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, in two passes over the map, for whatever the compiled kernel does not take."""
         x = x.flatten(2) if x.dim() > 2 else x[..., None]
         if self._far:
             x = x - self._mean[:, None]
@@ -69,10 +75,13 @@ class BatchStatistics:
     def __init__(self, model: nn.Module, *, rate: float = 0.4) -> None:
         self.layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
         self.rate = rate
-        self._seen = [
-            _Source(_buffer(m, "running_mean").clone(), _buffer(m, "running_var").clone(), m.eps) for m in self.layers
-        ]
+        sources = [(_buffer(m, "running_mean").clone(), _buffer(m, "running_var").clone(), m.eps) for m in self.layers]
+        self._seen = [_Source(*each) for each in sources]
         self._sizes = [m.num_features for m in self.layers]
+        self._layer = torch.repeat_interleave(torch.tensor(self._sizes, dtype=torch.int64))  # of every channel
+        self._mean = _side_by_side(mean for mean, _, _ in sources)
+        self._var = _side_by_side(var for _, var, _ in sources)
+        self._deviation = _side_by_side((var.cpu().double() + eps).sqrt() for _, var, eps in sources)
         self.width = 2 * sum(self._sizes)
         self.bound = _PER_NUMBER * math.sqrt(max(self.width, 1))
         self.moments = torch.zeros(self.width, dtype=torch.float64)  # first all means, then all second moments
@@ -80,14 +89,17 @@ class BatchStatistics:
         self.noise = 0.0  # the variance that noise has left in each of them
 
     @contextmanager
-    def watched(self) -> Iterator[list[Tensor]]:
-        """While a model runs, its forward notes one tensor: rows x `width`, of the inputs of its BatchNorm layers."""
+    def watched(self) -> Iterator[list[list[Tensor]]]:
+        """While a model runs, its forward notes the moments of its BatchNorm layers' inputs.
+
+        That is one list of matrices, which side by side are rows x `width`.
+        """
         found: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        noted: list[Tensor] = []
+        noted: list[list[Tensor]] = []
 
         def look(place: int) -> Any:
             def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-                found.setdefault(place, []).append(self._seen[place].moments(inputs[0].detach().float()))
+                found.setdefault(place, []).append(self._seen[place].moments(inputs[0].detach()))
 
             return hook
 
@@ -99,7 +111,7 @@ class BatchStatistics:
                 handle.remove()
             if len(found) == len(self.layers):
                 parts = [_mean_of_uses(found[place]) for place in sorted(found)]
-                noted.append(torch.cat([part[i] for i in (0, 1) for part in parts], 1))
+                noted.append([part[i] for i in (0, 1) for part in parts])
 
     def mix(self, total: Tensor, part: float, size: int, deviation: float) -> None:
         """Take in a released sum whose noise has this standard deviation, and set the layers by it.
@@ -114,22 +126,21 @@ class BatchStatistics:
 
     def publish(self) -> None:
         """Set every layer's mean and variance by the moments as they are."""
-        first, second = (self._shrunk(part) for part in self.moments.chunk(2))
+        first, second = self._shrunk(self.moments.view(2, -1))
         spread = (1 + second - first.square()).clamp_(_SMALLEST, _LARGEST)
-        parts = zip(torch.split(first, self._sizes), torch.split(spread, self._sizes), strict=True)
+        means = torch.split(torch.addcmul(self._mean, first, self._deviation), self._sizes)
+        variances = torch.split(self._var * spread, self._sizes)
         with torch.no_grad():
-            for layer, seen, (shift, more) in zip(self.layers, self._seen, parts, strict=True):
-                mean, var = seen.mean, seen.var
-                _buffer(layer, "running_mean").copy_(torch.addcmul(mean, shift.to(mean), seen.deviation))
-                _buffer(layer, "running_var").copy_(var * more.to(var))
+            for layer, mean, var in zip(self.layers, means, variances, strict=True):
+                _buffer(layer, "running_mean").copy_(mean)
+                _buffer(layer, "running_var").copy_(var)
 
-    def _shrunk(self, part: Tensor) -> Tensor:
-        """Every layer's part, by its own factor."""
+    def _shrunk(self, parts: Tensor) -> Tensor:
+        """First and second moments, each layer's by its own factor."""
         sizes = torch.tensor(self._sizes)
-        layer = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
-        power = torch.zeros(len(sizes), dtype=part.dtype).index_add_(0, layer, part.square()) / sizes
+        power = parts.new_zeros(2, len(sizes)).index_add_(1, self._layer, parts.square()) / sizes
         factor = torch.where(power > 0, (1 - self.noise / power).clamp(min=0.0), 1.0)
-        return part * factor[layer]
+        return parts * factor[:, self._layer]
 
     def reset(self) -> None:
         """The source's statistics again."""
@@ -198,6 +209,10 @@ def _buffer(layer: nn.Module, name: str) -> Tensor:
     if not isinstance(found, Tensor):
         raise ValueError("A BatchNorm layer without running statistics has none to start from.")
     return found
+
+
+def _side_by_side(parts: Iterable[Tensor]) -> Tensor:
+    return torch.cat([torch.empty(0, dtype=torch.float64), *(part.cpu().double() for part in parts)])
 
 
 def _mean_of_uses(found: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

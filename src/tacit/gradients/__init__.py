@@ -29,6 +29,7 @@ from tacit.gradients._isolation import moved as moved
 from tacit.gradients._isolation import seed_all as seed_all
 from tacit.gradients._isolation import undisturbed as undisturbed
 from tacit.gradients._isolation import wrong_shape as wrong_shape
+from tacit.gradients._kernels import channel_moments as channel_moments
 from tacit.gradients._kernels import kernels_version as kernels_version
 from tacit.gradients._norms import square_norms as square_norms
 from tacit.gradients._numbers import plain_numbers as plain_numbers

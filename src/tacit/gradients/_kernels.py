@@ -1,4 +1,4 @@
-"""Six kernels in C for CPUs, `kernels.c`, compiled at first use where there is a C compiler; torch serves elsewhere.
+"""Seven kernels in C for CPUs, `kernels.c`, compiled at first use where there is a C compiler; torch serves elsewhere.
 
 Per-unit products in float32 whose sum is float64 have no counterpart in torch: there each product is written to
 memory, read again and converted, which costs as much as the product. The kernels have the bounds of the code that they
@@ -162,6 +162,30 @@ def square_norms(values: Tensor) -> Tensor | None:
     return found
 
 
+def channel_moments(x: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor] | None:
+    """For each row and channel the means over positions of z and of z^2 - 1, z = (x - mean) scale; None: unsuited.
+
+    x is (rows, channels, …), mean and scale are float32 and (channels,). Sums are float64.
+    """
+    if not (
+        x.dtype == mean.dtype == scale.dtype == torch.float32
+        and x.device.type == "cpu"
+        and type(x) is Tensor
+        and x.is_contiguous()
+        and x.numel()
+        and kernels_in_use()
+    ):
+        return None
+    rows, channels = x.shape[:2]
+    found = torch.empty(2, rows, channels)
+    given = (x.data_ptr(), channels, x.numel() // (rows * channels), mean.data_ptr(), scale.data_ptr())
+    shift, square = found
+    into = (shift.data_ptr(), square.data_ptr())
+    call = _function("tacit_moments")
+    _share(rows, 4 * x.numel(), lambda first, last: call(*given, first, last, *into))
+    return shift, square
+
+
 def _suits(values: Tensor) -> bool:
     """Whether the kernels take this matrix."""
     return bool(
@@ -217,6 +241,7 @@ def _function(name: str) -> Callable[..., None]:
         "tacit_outer_sum": (pointer, size, pointer, size, pointer, pointer, *[size] * 4, pointer),
         "tacit_row_sum": (pointer, size, pointer, pointer, *[size] * 3, pointer),
         "tacit_square_norms": (pointer, *[size] * 4, pointer),
+        "tacit_moments": (pointer, size, size, pointer, pointer, size, size, pointer, pointer),
     }[name]
     return function  # type: ignore[no-any-return]
 

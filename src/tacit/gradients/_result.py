@@ -34,8 +34,10 @@ class RowOutputs:
 
     def put(self, rows: Tensor, values: Tensor, good: Tensor) -> None:
         """Note the entries of some rows, those that are good."""
-        self.values[rows[good]] = values[good]
-        self.known[rows[good]] = True
+        if not bool(good.all()):
+            rows, values = rows[good], values[good]
+        self.values.index_copy_(0, rows, values)
+        self.known[rows] = True
 
 
 @dataclass(frozen=True, repr=False)

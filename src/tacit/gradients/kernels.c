@@ -237,6 +237,51 @@ void tacit_square_norms(const float *values, size row, size width, size first, s
 enum { HALF = LANES / 2, SPAN = 3 * HALF, TALL = 128 };
 typedef double doubles __attribute__((vector_size(8 * HALF)));
 
+/* So many floats from here on, as doubles. */
+static inline doubles widened(const float *from) {
+    typedef float halves __attribute__((vector_size(4 * HALF)));
+    halves found;
+    memcpy(&found, from, sizeof found);
+    return __builtin_convertvector(found, doubles);
+}
+
+static inline double together(doubles values) {
+    double total = 0;
+    for (int j = 0; j < HALF; j++)
+        total += values[j];
+    return total;
+}
+
+/* For each row n from first to last and each channel c: shift[n][c] = the mean of z and square[n][c] = the mean of z^2,
+   less 1, over positions, for z = (x - mean_c) scale_c; x (rows, channels, positions) without gaps. Differences, their
+   squares and all sums are double; what leaves is rounded to float. */
+void tacit_moments(const float *x, size channels, size positions, const float *mean, const float *scale, size first,
+                   size last, float *shift, float *square) {
+    const double share = 1.0 / (double)positions;
+    for (size n = first; n < last; n++)
+        for (size c = 0; c < channels; c++) {
+            const float *from = x + (n * channels + c) * positions;
+            const double center = mean[c], by = scale[c];
+            doubles s0 = {0}, s1 = {0}, q0 = {0}, q1 = {0};
+            size t = 0;
+            for (; t + 2 * HALF <= positions; t += 2 * HALF) {
+                const doubles d0 = widened(from + t) - center, d1 = widened(from + t + HALF) - center;
+                s0 += d0;
+                s1 += d1;
+                q0 += d0 * d0;
+                q1 += d1 * d1;
+            }
+            double sum = together(s0 + s1), squares = together(q0 + q1);
+            for (; t < positions; t++) {
+                const double d = (double)from[t] - center;
+                sum += d;
+                squares += d * d;
+            }
+            shift[n * channels + c] = (float)(sum * share * by);
+            square[n * channels + c] = (float)(squares * share * (by * by) - 1);
+        }
+}
+
 /* out (HIGH x SPAN) += sum over t of a[t]^T b[t], in double. */
 static void outer(const double *restrict a, const double *restrict b, size length, double *out, size step) {
     doubles sums[HIGH][3] = {{{0}}};
