@@ -72,12 +72,12 @@ def text_of(error: BaseException) -> str:
 
 
 def of_the_machine(error: BaseException) -> bool:
-    """Whether an exception is about memory: then it is the machine's failure, not a row's.
+    """Whether an exception is about memory: then it may be the machine's failure, and not a row's.
 
-    Formal guarantee: none is needed as long as what is asked of the machine does not depend on rows. Rows are taken in
-    portions whose size is public (`finetune.predictions`), so neither a large Poisson draw nor anybody's values ask for
-    more memory than the rehearsal before the charge did. *Reading* a unit is another matter: a broken file may ask for
-    any amount, so there it is that unit's failure (`finetune.reading`).
+    Rows are taken in portions whose size is public (`finetune.predictions`), so a large Poisson draw asks for no more
+    memory than the rehearsal before the charge did. Values may (a broken file, a model that makes room by an integer of
+    a row), so where private rows are read or computed with, it is the machine's failure only if blank rows in their
+    place find no memory either (`finetune.reading`).
     """
     import torch  # not above: `tacit --help` needs the sentences, and not torch
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -63,11 +64,12 @@ ODD: dict[str, Callable[[Tensor], Any]] = {
     "not a number": lambda row: row * math.nan,
     "infinite": lambda row: row * math.inf,
     "makes the model raise": lambda row: row.clone().fill_(-7.0),
+    "makes the model ask for all memory": lambda row: row.clone().fill_(-8.0),
 }
 
 
 class Picky(nn.Module):
-    """Raises on values that it does not like."""
+    """Raises on values that it does not like, and warns of some."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,6 +79,10 @@ class Picky(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if bool((x == -7).all(1).any()):
             raise ArithmeticError("patient 4711, too low")
+        if bool((x == -8).all(1).any()):
+            raise MemoryError("Unable to allocate 4711 TiB")  # room for as much as a row says
+        if bool((x == -9).all(1).any()):
+            warnings.warn("patient 4711, very low", stacklevel=2)
         return self.head(torch.tanh(self.body(x)))  # type: ignore[no-any-return]
 
 
@@ -273,6 +279,20 @@ def test_rows_that_fail_together_and_not_alone_stop_the_run_with_a_fixed_sentenc
         in_place(compute, Rows(inputs, labels, torch.arange(3)), None)
     assert error.value.__context__ is None
     assert error.value.__cause__ is None
+
+
+@pytest.mark.parametrize("scheme", ["full", "linear"])
+def test_a_warning_of_the_model_about_a_row_is_shown_to_nobody(
+    scheme: str, recwarn: pytest.WarningsRecorder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    inputs, labels = people()
+    inputs[PLACE] = -9.0
+    told: list[Any] = []
+    more = {"size": COUNT, "scheme": scheme, "seed": SEED, "curator": told.append}
+    fit(Picky(), (inputs, labels), optimizer=DPGD(steps=1, clip=CLIP), epsilon=2.0, delta=1e-5, **more)
+    assert not [each for each in recwarn if "4711" in str(each.message)]
+    assert "4711" not in "".join(capfd.readouterr())
+    assert scheme == "full" or any("4711" in each.details for each in told if isinstance(each, ErrorEvent))
 
 
 def test_a_defect_of_the_code_is_raised_as_it_is() -> None:

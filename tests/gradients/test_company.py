@@ -203,6 +203,80 @@ def test_integers_that_go_together_in_their_own_row_only_stop_nothing() -> None:
     assert differ(usual, engine((x, start, end))) == 0
 
 
+class OneByOne(Spans):
+    """Rows in a Python loop: no fast rule covers it."""
+
+    def forward(self, x: Tensor, start: Tensor, end: Tensor) -> Tensor:
+        super().forward(x, start, end)
+        return torch.stack([self.linear(row) for row in x])
+
+
+@pytest.mark.filterwarnings("ignore:The layer 'linear':UserWarning")  # said of public rows
+def test_integers_of_one_unit_stop_no_model_that_goes_row_by_row() -> None:
+    torch.manual_seed(6)
+    x, start, end = torch.randn(20, 8), torch.zeros(20, dtype=torch.long), torch.full((20,), 9)
+    engine = Engine(OneByOne(), lambda model, batch: model(*batch).square().sum(1), clip=1.0)
+    engine.validate((torch.zeros_like(x), start, end))
+    assert engine.by_row
+    odd = start.clone(), end.clone()
+    odd[0][3], odd[1][3] = 471, 472
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = engine((x, *odd))  # "a span from 471", before
+    assert differ(found, engine((x, start, end))) == 0
+
+
+class Levels(nn.Module):
+    """Rows of level 40 have no finite loss; 0 and 1 are no levels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, level: Tensor) -> Tensor:
+        if bool((level < 2).any()):
+            raise ValueError("no level")
+        found: Tensor = self.linear(x).sum(1) / (level - 40)
+        return found
+
+
+def test_a_row_without_a_finite_gradient_does_not_stop_a_run_as_mixing() -> None:
+    torch.manual_seed(6)
+    x = torch.randn(20, 8)
+    engine = Engine(Levels(), lambda model, batch: model(*batch), clip=1.0)
+    engine.validate((torch.zeros_like(x), torch.full((20,), 4)))
+    level = torch.arange(20) % 8 + 4
+    level[9] = 40  # is drawn for the row that is changed, and not for another
+    assert engine((x, level)).private.nonfinite == 1
+
+
+class Pooled(nn.Module):
+    """The mean over a row's own length, which is 0 in blank rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, length: Tensor) -> Tensor:
+        seen = self.linear(x) * (torch.arange(x.shape[1]) < length[:, None])[..., None]
+        return seen.sum(1) / length[:, None]
+
+
+@pytest.mark.parametrize("blank", [0, 16])
+def test_lengths_of_blank_rows_are_neither_mixing_nor_slow(blank: int) -> None:
+    def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        return nn.functional.cross_entropy(model(*batch[:2]), batch[2], reduction="none")
+
+    nothing = torch.zeros(20, dtype=torch.long)
+    engine = Engine(Pooled(), loss, clip=1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine.validate((torch.zeros(20, 16, 8), nothing + blank, nothing))
+        total = engine((torch.randn(20, 16, 8), torch.arange(20) % 16 + 1, torch.arange(20) % 2))
+    assert not engine.by_row
+    assert total.private.nonfinite == 0
+
+
 def test_numbers_of_a_loss_that_is_an_object_are_seen() -> None:
     class Loss:
         mixing = False

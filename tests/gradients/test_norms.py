@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tacit.gradients import Engine, clipped_sum
-from tacit.gradients._norms import ghost_square_norms, square_norms
+from tacit.gradients._norms import built_norms, ghost_square_norms, square_norms
 
 
 @pytest.mark.parametrize(("entries", "value"), [(10**6, 3.0), (10**7, 0.1), (10**8, 1.0), (10**9, 0.1)])
@@ -87,3 +87,16 @@ def test_a_large_sum_moves_by_one_bound_when_a_unit_comes(dtype: torch.dtype, po
     assert whole(moved) <= 1.0
     for name, value in alone.sum.items():
         assert float((moved[name] - value / 8).abs().max()) <= 1e-9
+
+
+def test_the_norm_of_a_built_matrix_that_underflows_is_not_too_small() -> None:
+    """A unit of 84 positions with clips down to 1e-39: where denormals are flushed it added 71 times the clip."""
+    size, positions = 1e-19, 12 * 7
+    u = torch.full((1, positions, 64), size)
+    try:
+        for flush in (False, True):
+            torch.set_flush_denormal(flush)
+            found, _ = built_norms(u, u, run=0)
+            assert float(found) >= (size**2 * positions * 64) ** 2
+    finally:
+        torch.set_flush_denormal(False)

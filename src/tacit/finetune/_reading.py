@@ -29,7 +29,7 @@ Compute = Callable[[Rows, Tensor | None], T]  # of rows, and which of them are m
 
 LOOKED_AT = 5  # units that agree on what rows look like
 UNREADABLE = "The rows of a unit cannot be used: it contributes nothing, in its place."
-WARNED = "There was a warning while rows were read. They are used as they came."
+WARNED = "There was a warning while rows were read, or by model or loss. They are used as they came."
 LATER = "Some rows cannot be read now. Nothing of this step was released: run again to go on."
 DIFFERENT = (
     "Rows cannot be read, or differ in shape or type (up to five units were looked at): give rows of one shape and "
@@ -39,6 +39,7 @@ ELSEWHERE = (
     "Rows that can be read here cannot be read in worker processes: give workers=0, or open files when they are needed "
     "and not before. Nothing was charged. Details may reveal rows: see curator=."
 )
+MEMORY = "There was not enough memory for these rows. Nothing of this step was released: run again to go on."
 _OF_CODE = (NameError, AttributeError, ImportError)  # their texts hold names of the code, and no values
 TOGETHER = (
     "The model takes these rows one by one and not together, so it does not keep rows apart. Nothing of this step was "
@@ -239,12 +240,24 @@ def in_place(compute: Compute[T], rows: Rows, mute: Tensor | None, curator: Cura
     """What is computed of all rows together; units that make it raise are blanked and muted in their place.
 
     Formal guarantee: what is computed last has the shapes and the order of the rows as they came, so nobody else's
-    arithmetic depends on who fails. An error is raised only if blank rows raise as well (then it is the code's), if
-    rows fail together that do not fail alone, or if rows are not kept apart (`RowsMixed`); its text tells no value.
+    arithmetic depends on who fails. An error is raised only if blank rows raise as well (then it is the code's, or the
+    machine's where memory is wanting), if rows fail together that do not fail alone, or if rows are not kept apart
+    (`RowsMixed`); its text tells no value. A warning of model or loss goes to the curator alone.
     """
+    with recorded_warnings() as texts:
+        found = _in_place(compute, rows, mute, curator)
+    for text in dict.fromkeys(texts):
+        report_error(curator, ErrorEvent(WARNED, text))
+    return found
+
+
+def _in_place(compute: Compute[T], rows: Rows, mute: Tensor | None, curator: Curator | None) -> T:
     found = _try(compute, rows, mute)
     if not isinstance(found, _Failed):
         return found
+    nothing = Rows(blank(rows.inputs), blank(rows.labels), rows.owner)
+    if found.memory:  # a row may ask for any amount; if blank ones find no memory either, it is no row's failure
+        compute(nothing, None)
     failing = torch.zeros(len(rows.owner), dtype=torch.bool, device=rows.owner.device)
     for unit in torch.unique(rows.owner):
         mine = rows.owner == unit
@@ -256,8 +269,8 @@ def in_place(compute: Compute[T], rows: Rows, mute: Tensor | None, curator: Cura
     found = _try(compute, emptied, failing if mute is None else mute | failing)
     if not isinstance(found, _Failed):
         return found
-    compute(Rows(blank(rows.inputs), blank(rows.labels), rows.owner), None)  # raises, if it was not the values
-    raise RuntimeError(TOGETHER)
+    compute(nothing, None)  # raises, if it was not the values
+    raise MemoryError(MEMORY) if found.memory else RuntimeError(TOGETHER)
 
 
 def muted_units(owner: Tensor, mute: Tensor | None) -> Tensor:
@@ -297,6 +310,7 @@ def where_of(model: nn.Module) -> Where:
 @dataclass(frozen=True)
 class _Failed:
     text: str
+    memory: bool
 
 
 def _try(compute: Compute[T], rows: Rows, mute: Tensor | None) -> T | _Failed:
@@ -305,9 +319,7 @@ def _try(compute: Compute[T], rows: Rows, mute: Tensor | None) -> T | _Failed:
     except RowsMixed:  # no row's failure: it stops the run (a second try might not look again)
         raise
     except Exception as error:
-        if of_the_machine(error):
-            raise
-        return _Failed(text_of(error))
+        return _Failed(text_of(error), of_the_machine(error))
 
 
 def _first(rows: Rows) -> Rows:

@@ -34,7 +34,6 @@ class Checks(ABC):
         self._plan = learning.blank_plan(model)
         self._plans: dict[Any, Plan] = {}
         self._domains: Domains | None = None  # the integers that checks draw from; None: no rows were seen yet
-        self._settled = False  # whether rows go together for these integers, or the first batch's stand for them
         self._narrow: set[Any] = set()  # where other integers than the given ones were tried, and are of no use
 
     @abstractmethod
@@ -97,14 +96,13 @@ class Checks(ABC):
         Shapes, modes of modules, autocast and numbers may change the path; what is drawn for that comes from public
         integers. If the path is not right for integers that vary where the public ones do not, it stays: units for
         which it raises are set aside one by one in the pass. If it is wrong without raising, or rows are mixed, the run
-        stops, with a fixed sentence. No warning is given. If rows go together for no integers that are public, or none
-        is known, those of this batch stand for all later ones.
+        stops, with a fixed sentence. No warning is given. If rows go together for no integers that are public, they
+        go one by one. If no integers are known, those of this batch stand for all later ones.
         """
         domains = self._domains
-        if domains is None or not self._settled or not fits(domains, batch):
+        if domains is None or not fits(domains, batch):
             self._plan.quiet = self._plan.quiet or domains is not None
             self._domains = self._validate_without_odd(batch, grouped)
-            self._settled = True
             return
         self._plan.quiet = True
         self._check(batch, domains)

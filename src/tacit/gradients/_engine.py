@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,11 +21,7 @@ from tacit.gradients._parameter_swap import refuse_live_statistics
 from tacit.gradients._recorder import Recorder, UnsupportedPattern
 from tacit.gradients._result import ClippedSum, ClippedSumAccumulator, without_autocast
 from tacit.gradients._spot import check_unit, due
-from tacit.gradients._synthetic import (
-    integers_of,
-    united,
-    widened,
-)
+from tacit.gradients._synthetic import Domains, above_zero, integers_of, united, widened
 from tacit.gradients._traced_parameter import plain
 from tacit.gradients._units import Units
 
@@ -102,27 +99,39 @@ class Engine(Checks):
             ValueError: The model or loss cannot be served; the message names the parameter or layer.
         """
         self._domains = domains = united(self._domains, integers_of(batch))
-        self._check(batch, domains, rows)
-        self._settled = self._settled or self._fast(batch)
-        wider = widened(domains)
-        tried = self._circumstances(batch, wider), row_shapes(batch)
-        if wider is domains or not self._fast(batch) or tried in self._narrow:
-            return
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")  # the user's own filters are asked below
+            self._check(batch, domains, rows)
+        slow = not self._fast(batch)
+        tries = (widened(domains), *(above_zero(domains) if slow else ()))
+        if any(self._widen(batch, domains, wider, rows) for wider in tries) and slow:
+            return  # of a path that is not taken nothing is said
+        for each in said:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+
+    def _widen(self, batch: Any, domains: Domains, wider: Domains, rows: int | None) -> bool:
+        """Draw from other integers than those of the rows that were given, if rows with them go together."""
+        circumstances = self._circumstances(batch, wider)
+        tried = circumstances, row_shapes(batch), str(wider)
+        if wider is domains or tried in self._narrow:
+            return False
         narrow, quiet = self._plan, self._plan.quiet
-        narrow.quiet = True  # of a path that is not taken nothing is said
+        narrow.quiet = True
         try:
             self._check(batch, wider, rows)
             if self._fast(batch):
                 self._domains, self._plan.quiet = wider, quiet
-                return
+                return True
         except (RowsMixed, *OF_THE_MACHINE):
             raise
         except Exception:  # integers that this model does not take
-            self._plans.pop(tried[0], None)
+            pass
         finally:
             narrow.quiet = quiet
+        self._plans.pop(circumstances, None)
         self._narrow.add(tried)
         self._plan = narrow
+        return False
 
     def __call__(
         self, batch: Any, *, unit_ids: Any = None, clip: Bound | None = None, mute: Any = None, units: Any = None

@@ -167,7 +167,8 @@ def compare(probe: Probe, batch: Any, other: Any, which: Tensor) -> tuple[Tensor
     slack = 1e-7 * whole_norm(gradient)
     for name, value in gradient.items():
         after = gradient_after[name]
-        mixed = mixed or (value is not None and after is not None and not close(value, after, slack))
+        if value is not None and after is not None:  # a changed row without a weight may make it not finite: 0 * inf
+            mixed = mixed or not close(value, after, slack, either=True)
     if mixed:
         put_back(probe.model, start)
         refuse_chance(probe, batch)
@@ -230,16 +231,25 @@ def whole_norm(gradient: dict[str, Tensor | None]) -> float:
 
 def in_parts(values: Tensor) -> Iterator[Tensor]:
     """In float64, what is not finite as zero, some entries at a time: a copy of a word table would be large."""
+    for part in _raw_parts(values):
+        yield part.nan_to_num(0, 0, 0)
+
+
+def _raw_parts(values: Tensor) -> Iterator[Tensor]:
     if values.is_complex():
         values = torch.view_as_real(values)
     for part in torch.split(values.detach().reshape(-1), PART):
-        yield part.double().nan_to_num(0, 0, 0)
+        yield part.double()
 
 
-def distance(a: Tensor, b: Tensor) -> tuple[float, float, float]:
-    """The norm of a - b, of a and of b; what is not finite counts as zero."""
+def distance(a: Tensor, b: Tensor, *, either: bool = False) -> tuple[float, float, float]:
+    """The norm of a - b, of a and of b; what is not finite counts as zero, with `either` in both of them."""
     total = torch.zeros(3, dtype=torch.float64, device=a.device)
-    for left, right in zip(in_parts(a), in_parts(b), strict=True):
+    for left, right in zip(_raw_parts(a), _raw_parts(b), strict=True):
+        if either:
+            finite = torch.isfinite(left) & torch.isfinite(right)
+            left, right = (torch.where(finite, t, 0) for t in (left, right))
+        left, right = (t.nan_to_num(0, 0, 0) for t in (left, right))
         total += torch.stack([t.square().sum() for t in (left - right, left, right)])
     gap, first, second = total.sqrt().tolist()
     return gap, first, second
@@ -302,14 +312,14 @@ def check_reached(names: list[str], reached: set[str]) -> None:
         )
 
 
-def close(a: Tensor, b: Tensor, slack: float = 0.0) -> bool:
-    """Equal up to rounding and `slack`; what is not finite is not compared."""
+def close(a: Tensor, b: Tensor, slack: float = 0.0, *, either: bool = False) -> bool:
+    """Equal up to rounding and `slack`; what is not finite counts as zero, with `either` in both of them."""
     if a.shape != b.shape:
         return False
     if not (a.is_floating_point() or a.is_complex()):
         return torch.equal(a, b)
     share = 1e-5 if a.dtype.itemsize >= 4 else 1e-2  # the same rows in the same places: rounding is all there may be
-    gap, first, second = distance(a, b)
+    gap, first, second = distance(a, b, either=either)
     return gap <= share * max(first, second) + slack
 
 

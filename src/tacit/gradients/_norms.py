@@ -121,19 +121,21 @@ def built_norms(u: Tensor, v: Tensor, *, run: int, repair: bool = True) -> tuple
 
     Formal guarantee: as that of `ghost_norms`. A matrix of L positions that is formed in float32 is off by at most
     g S, g = L 2^-24 / (1 - L 2^-24), so its norm + (g + r) S is not below the true norm + r S; and 2^-44 of S^2 is
-    added, which limits how far positions may cancel.
+    added, which limits how far positions may cancel. L products and their sums lose at most 2 L 2^-126 of an entry by
+    underflow, also where denormals are flushed to zero, in this matrix and in those of runs.
     """
     length, size = u.shape[1], u.shape[2] * v.shape[2]
     if torch.float64 in (u.dtype, v.dtype) or length * _UNIT > 0.1:
         return ghost_norms(u, v, run=run, repair=repair)
     error = sum(terms * _UNIT / (1 - terms * _UNIT) for terms in (length + 2, run + 2))
+    lost = 4.04 * length * math.sqrt(size) * torch.finfo(torch.float32).tiny
     parts = []
     for us, vs in zip(*(torch.split(t, max(1, _BUDGET // max(size, 1))) for t in (u, v)), strict=True):
         us, vs = us.float(), vs.float()
         norms = square_norms(torch.bmm(us.mT, vs).flatten(1), repair=False).sqrt_()
         lengths = (torch.linalg.vector_norm(t, dim=2, dtype=torch.float64) for t in (us, vs))
         most = torch.mul(*lengths).sum(1)
-        parts.append(norms.add_(most, alpha=1.01 * error).square_().add_(most.square_(), alpha=_FLOOR))
+        parts.append(norms.add_(most, alpha=1.01 * error).add_(lost).square_().add_(most.square_(), alpha=_FLOOR))
     found = torch.cat(parts) if parts else u.new_zeros(0, dtype=torch.float64)
     found = torch.where(found < 1e30, found, torch.inf)
     if not repair or not bool((suspect := found.isinf()).any()):

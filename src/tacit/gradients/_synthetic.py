@@ -103,6 +103,20 @@ def widened(domains: Domains) -> Domains:
     )
 
 
+def above_zero(domains: Domains) -> tuple[Domains, ...]:
+    """1 and 2 where there is one integer only: a length of 0, as blank rows have it, may leave nothing to compare.
+
+    In all tensors, and in all but the last, which may be labels of two classes.
+    """
+    wider = widened(domains)
+    if wider is domains:
+        return ()
+    above = tuple(
+        torch.unique(each.new_tensor([1, 2])) if each is not None and len(each) == 1 else each for each in domains
+    )
+    return above, (*above[:-1], wider[-1])
+
+
 def several(domains: Domains) -> tuple[bool, ...]:
     """Of which tensors checks draw different values."""
     return tuple(each is None or len(each) > 1 for each in domains)
