@@ -1,0 +1,71 @@
+"""DP-SGD on Poisson-subsampled batches, and its full-batch form."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from tacit.finetune._optimizers._optimizer import Optimizer, expected_batch_size
+from tacit.finetune._queries import ClippedGradient
+from tacit.finetune._sampling import Everyone, Poisson
+from tacit.finetune._updates import Options, Update
+from tacit.gradients import Policy
+
+
+def DPSGD(  # noqa: N802
+    *,
+    batch_size: int | None = None,
+    steps: int,
+    clip: float | Policy = 1.0,
+    batch: int | None = None,
+    **update: Unpack[Options],
+) -> Optimizer:
+    """DP-SGD (Abadi et al., 2016): Poisson subsampling of `batch_size` units, per-unit clipping, Gaussian noise.
+
+    Formal guarantee: unit, that of the data; neighbours, add-remove by default. Each step releases one sum of
+    clipped gradients over a Poisson draw with Gaussian noise; `steps` of them are composed by PLD. Empty batches are
+    released like all others, and the divisor is `batch_size`.
+
+    Args:
+        batch_size: The expected batch size; the sampling rate is `batch_size` / size, and it is also the divisor.
+        steps: The number of steps.
+        clip: The L2 bound of a unit's gradient, or a clip policy.
+        batch: The earlier name of `batch_size`; it warns.
+        **update: Arguments of `Update`: lr, momentum, rule="adam", schedule, average, ...
+
+    Returns:
+        An optimizer for `fit`.
+
+    Examples:
+        >>> from tacit.finetune import DPSGD
+        >>> optimizer = DPSGD(batch_size=50, steps=200, lr=0.5, clip=1.0)
+        >>> optimizer.sampler.rate(size=1000)
+        0.05
+    """
+    return Optimizer(
+        name="DPSGD",
+        steps=steps,
+        sampler=Poisson(expected_batch_size(batch_size, batch, "DPSGD")),
+        query=ClippedGradient(clip),
+        update=Update(**update),
+    )
+
+
+def DPGD(*, steps: int, clip: float | Policy = 1.0, **update: Unpack[Options]) -> Optimizer:  # noqa: N802
+    """Full-batch private gradient descent: momentum, unit clip, a free last step (Panda et al., 2024).
+
+    Formal guarantee: `steps` Gaussian releases over everybody, exactly mu = sqrt(steps) / noise under add-remove. The
+    last step follows the momentum buffer, which is made of released values: it costs nothing.
+
+    Args:
+        steps: The number of steps.
+        clip: The L2 bound of a unit's gradient, or a clip policy.
+        **update: Arguments of `Update`.
+
+    Returns:
+        An optimizer for `fit`.
+    """
+    options: Options = {"free_step": update.get("momentum", 0.9) > 0 and update.get("rule", "sgd") == "sgd"}
+    options.update(update)
+    return Optimizer(
+        name="DPGD", steps=steps, sampler=Everyone(), query=ClippedGradient(clip), update=Update(**options)
+    )
