@@ -19,7 +19,7 @@ from tacit._curator import Curator, as_curator
 from tacit._refusals import Refusal, attempt
 from tacit.distributed import shards_of, team
 from tacit.finetune._account import Promise, assumptions, check_promise
-from tacit.finetune._fit import LABELS, check_labels, rehearse_portion
+from tacit.finetune._dry_run import LABELS, check_labels, rehearse_portion
 from tacit.finetune._loader import LoaderRecords, batching, check_loader
 from tacit.finetune._loop import Run
 from tacit.finetune._loss_forms import check_classes, name_of, parted, per_row
