@@ -18,7 +18,7 @@ LABELS = "Some labels are invalid. Nothing was charged. What is wrong with them 
 
 
 def check_labels(task: Task, records: Records, curator: Curator | None = None) -> None:
-    """Refuse labels that cannot be, in a sentence that tells none of them."""
+    """Refuse invalid labels, in a sentence that reveals none of them."""
     attempt(lambda: task.check(records.labels()), sentence=LABELS, curator=curator)
 
 

@@ -84,7 +84,7 @@ def fit(
     """Fine-tune `model`, in place, on private labelled data; every unit is protected by (epsilon, delta).
 
     Formal guarantee: unit, that of the data; neighbours as given, where a unit that takes another's place brings an id
-    that nobody else has (with somebody's id its rows would join theirs, and two units would change). Each step is one
+    that no other unit has (with another's id its rows would join that unit's, and two would change). Each step is one
     release of a sum to which a unit adds at most the clip (see the optimizer for how steps compose); everything else
     that the returned model depends on is public or charged on the same ledger. Dropout is off and running statistics
     stay as they are, so that a step depends on its rows, the weights and the key alone.

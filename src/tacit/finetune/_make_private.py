@@ -317,7 +317,7 @@ def _try_out(model: nn.Module, criterion: Any, query: GradientQuery, like: Any) 
             found = criterion(model, inputs)
     except Refusal:
         raise
-    except Exception as error:  # about blank rows: its text tells nothing of anybody
+    except Exception as error:  # about blank rows: its text reveals nothing private
         raise Refusal(
             f"The model or the loss does not take this loader's batches ({type(error).__name__}: "
             f"{' '.join(str(error).split())[:200]}). Nothing was charged."

@@ -48,7 +48,7 @@ class OnePass:
     synthetic rows, three, seven and as many as a portion has, before a row is read, and again for rows of another
     shape, for more rows than before and for integers that vary where they did not; and in some portions, the first
     among them, on a real row, of which the part must give the same among others and among copies of itself. Where rows
-    are kept apart both passes compute the same, whatever the data, so that stop tells nothing (see `gradients.spot`).
+    are kept apart both passes compute the same, whatever the data, so a stop reveals nothing (see `gradients.spot`).
 
     Args:
         part: The frozen part.

@@ -238,9 +238,9 @@ def draws(records: Records) -> bool:
 def in_place(compute: Compute[T], rows: Rows, mute: Tensor | None, curator: Curator | None = None) -> T:
     """What is computed of all rows together; units that make it raise are blanked and muted in their place.
 
-    Formal guarantee: what is computed last has the shapes and the order of the rows as they came, so nobody else's
-    arithmetic depends on who fails. An error is raised only if blank rows raise as well (then it is the code's), if
-    rows fail together that do not fail alone, or if rows are not kept apart (`RowsMixed`); its text tells no value.
+    Formal guarantee: what is computed last has the shapes and the order of the rows as they came, so no other
+    unit's arithmetic depends on who fails. An error is raised only if blank rows raise as well (then it is the code's),
+    if rows fail together that do not fail alone, or if rows are not kept apart (`RowsMixed`); its text names no value.
     """
     found = _try(compute, rows, mute)
     if not isinstance(found, _Failed):

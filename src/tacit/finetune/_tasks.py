@@ -32,7 +32,7 @@ class Task(Protocol):
         """The name of the score that counts."""
 
     def check(self, labels: Tensor) -> None:
-        """Refuse labels that cannot be; runs before anything is charged."""
+        """Refuse invalid labels; runs before anything is charged."""
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """One loss per row."""

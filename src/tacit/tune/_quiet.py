@@ -31,7 +31,7 @@ def quiet() -> Iterator[None]:
 
 
 def _divert(number: int, stream: TextIO | None, nowhere: TextIO, stack: ExitStack) -> None:
-    """Send a file descriptor nowhere until the stack unwinds; one that is closed has nothing to tell."""
+    """Send a file descriptor nowhere until the stack unwinds; one that is closed is left alone."""
 
     def flush() -> None:
         with suppress(OSError, ValueError):

@@ -179,7 +179,7 @@ def carried_out(
     try:
         winner = selection.best(trials(selection.SelectionTrials(receipt), run))
     finally:
-        receipt.close()  # here, not in the ledger: an entry now would tell how long it took
+        receipt.close()  # here, not in the ledger: an entry now would reveal how long it took
     model, point = (None, None) if winner is None else winner[1]
     lost = winner is None or winner[0] == -math.inf
     result = Tuned(
