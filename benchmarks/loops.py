@@ -34,10 +34,10 @@ from tacit.data import TensorRecords
 from tacit.data._records import Records
 from tacit.finetune import DPSGD
 from tacit.finetune._account import Account, Promise, open_account
-from tacit.finetune._fit import dry_run, loss_of
+from tacit.finetune._dry_run import dry_run
 from tacit.finetune._loop import Run
 from tacit.finetune._optimizers import Optimizer
-from tacit.finetune._tasks import Classes
+from tacit.finetune._tasks import Classes, loss_of
 from tacit.finetune._updates import Updater
 from tacit.privacy import Budget, Ledger, Neighbours, Unit
 

@@ -17,9 +17,9 @@ from tacit import ErrorEvent
 from tacit._refusals import Refusal
 from tacit.data._records import Rows
 from tacit.finetune import DPGD, DPZO, GEP, AdpClip, Backbone, Optimizer, fit
+from tacit.finetune._dry_run import rehearse
 from tacit.finetune._evaluation import right_by_unit
 from tacit.finetune._features import extract
-from tacit.finetune._fit import rehearse
 from tacit.finetune._predictions import portions, units_at_once
 from tacit.finetune._reading import Portion, Reader, Where, in_place, kind_of, likeness
 from tacit.finetune._sources import as_records

@@ -15,7 +15,7 @@ from words import bert, gpt2, saved, tokenizer
 
 from tacit import models
 from tacit.finetune import Classes, NextToken
-from tacit.finetune._fit import loss_of
+from tacit.finetune._tasks import loss_of
 from tacit.gradients import Engine
 
 UNITS = [5, 5, 0, 2, 2, 2]

@@ -13,7 +13,7 @@ from tacit import finetune, tune
 from tacit.finetune import DPGD, DPSGD
 from tacit.privacy import Budget, Ledger, Neighbours, mu_of
 from tacit.privacy.events import from_json, gaussian_noise
-from tacit.tune._telling import blind, telling
+from tacit.tune._significance import blind, significant_difference
 
 BOX = tune.Space(lr=(0.01, 10.0), steps=(1, 50))
 ONE = Budget(1.0, 1e-5)
@@ -132,7 +132,7 @@ def test_noise_alone_is_seldom_taken_for_a_difference() -> None:
         trials = [tune.Trial(hyperparameters=point, mu=0.1, score=score, score_noise=noise) for score in scores]
         false_alarms += blind(trials, "sweep 1") is None
     assert false_alarms < 35
-    assert telling(0.02) == pytest.approx(3 * math.sqrt(2) * 0.02)
+    assert significant_difference(0.02) == pytest.approx(3 * math.sqrt(2) * 0.02)
 
 
 def test_a_blind_search_says_so_and_uses_the_default_with_all_that_is_left() -> None:

@@ -1,4 +1,4 @@
-"""Columns of a CSV file: file names, texts, labels, and whose each row is. No message tells a value of any row."""
+"""Columns of a CSV file: file names, texts, labels, and whose each row is. No message reveals a value of any row."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read_columns(path: str | Path, names: Iterable[str]) -> dict[str, list[str]]
     rows = lines[1:]
     if not rows:
         raise Refusal(f"{path} has a header and no rows.")
-    if any(len(row) != len(header) for row in rows):  # which one would tell of a row
+    if any(len(row) != len(header) for row in rows):  # which one would reveal a row
         raise Refusal(f"{path}: some lines have another number of fields than the header.")
     return {name: [row[header.index(name)] for row in rows] for name in wanted}
 

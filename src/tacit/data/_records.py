@@ -67,7 +67,7 @@ class Records(Protocol):
         """
 
     def fingerprint(self) -> str:
-        """Changes with any value, label or grouping; tells nothing to who does not have the data."""
+        """Changes with any value, label or grouping; reveals nothing to anyone without the data."""
 
 
 def unit_ids_of(records: Records) -> list[int] | list[str] | None:

@@ -86,7 +86,7 @@ class VideoClips(Groupable):
         unknown: Files that lie beside these and are no videos by their names; they are listed in `skipped`.
 
     Warns:
-        UserWarning: Files were left out, classes are empty or have a single video. It tells no number of videos.
+        UserWarning: Files were left out, classes are empty or have a single video. It names no number of videos.
     """
 
     scored_by: Literal["unit"] = "unit"

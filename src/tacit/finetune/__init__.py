@@ -2,14 +2,15 @@
 
 from tacit._deprecation import renamed_attributes
 from tacit.finetune._account import plan
+from tacit.finetune._dry_run import check_labels as check_labels
+from tacit.finetune._dry_run import dry_run as dry_run
 from tacit.finetune._evaluation import Evaluation
 from tacit.finetune._evaluation import check_rows_alone as check_rows_alone
 from tacit.finetune._evaluation import right_by_unit as right_by_unit
 from tacit.finetune._features import Backbone, Probe, extract
 from tacit.finetune._features import is_linear as is_linear
-from tacit.finetune._fit import Fitted, fit
-from tacit.finetune._fit import check_labels as check_labels
-from tacit.finetune._fit import dry_run as dry_run
+from tacit.finetune._fit import fit
+from tacit.finetune._fitted import Fitted
 from tacit.finetune._language import NextToken
 from tacit.finetune._linear_probe import blank_row as blank_row
 from tacit.finetune._linear_probe import public_centre

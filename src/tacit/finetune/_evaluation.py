@@ -174,9 +174,9 @@ def right_by_unit(
 ) -> Tensor:
     """How right (or `confidence` of the right answer) the model is about each unit: the mean over its rows. Private.
 
-    All within [0, 1]; a unit whose rows cannot be read, or make the model raise, counts as wrong, and changes nobody
-    else's number. Number i is computed from the rows of unit i alone, given that the model and the task look at rows
-    one by one (see `check_rows_alone`).
+    All within [0, 1]; a unit whose rows cannot be read, or make the model raise, counts as wrong, and changes no
+    other unit's number. Number i is computed from the rows of unit i alone, given that the model and the task look at
+    rows one by one (see `check_rows_alone`).
     """
     worth = task.confidence if confidence else task.right
     return mean_by_unit(model, records, task, worth, like=like, workers=workers)

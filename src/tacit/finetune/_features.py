@@ -115,11 +115,11 @@ def extract(
     """Features of every row, in order; beyond a gigabyte memory-mapped from `path`.
 
     Formal guarantee: a row that cannot be read, is of another kind than the others, or makes the backbone raise has
-    features that are NaN, so that its unit adds zero to every sum; it keeps its place, and nobody else's features
+    features that are NaN, so that its unit adds zero to every sum; it keeps its place, and no other row's features
     depend on it. A backbone that does not keep rows apart in evaluation mode is refused (see `OnePass`): a row that
     changes the features of others has no bound. A backbone that draws random numbers is refused: it draws by position,
-    so that somebody more or less would change the features of all behind, and features that are computed again after a
-    kill would be others. For the same reason a row that cannot be read stops a run that may be resumed (`strict`): it
+    so that one row more or less would change the features of all after it, and features that are computed again after
+    a kill would be others. For the same reason a row that cannot be read stops a run that may be resumed (`strict`): it
     might be readable then.
 
     Args:

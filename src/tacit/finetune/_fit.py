@@ -2,134 +2,45 @@
 
 from __future__ import annotations
 
-import html
 import math
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tacit._context import PrivacyContext, takes_context
 from tacit._curator import Curator
 from tacit._deprecation import renamed_argument
 from tacit._guard_rails import warn_near_chance
-from tacit._refusals import Refusal, attempt
-from tacit._saving import save_result
-from tacit.data import Records, Rows, TensorRecords, synthetic_rows, unit_ids_of
+from tacit._refusals import attempt
+from tacit.data import Records, TensorRecords, unit_ids_of
 from tacit.distributed import team
 from tacit.finetune._account import Promise, assumptions, check_promise, cost
+from tacit.finetune._dry_run import check_labels, dry_run, rehearse_portion
 from tacit.finetune._evaluation import Evaluation, Evaluator, check_rows_alone
-from tacit.finetune._features import Layers, Probe
+from tacit.finetune._features import Layers
+from tacit.finetune._fitted import Fitted
 from tacit.finetune._linear_probe import linear_probe
-from tacit.finetune._loop import Run, Score
+from tacit.finetune._loop import Run
 from tacit.finetune._optimizers import Optimizer, called
-from tacit.finetune._predictions import rows_that_fit, units_at_once
-from tacit.finetune._queries import GradientQuery
 from tacit.finetune._ranks import account_for, check_ranks
-from tacit.finetune._reading import likeness, to, try_workers, where_of
+from tacit.finetune._reading import try_workers
 from tacit.finetune._sampling import FixedSize
 from tacit.finetune._saving import Store
 from tacit.finetune._sources import agree, as_records, prepared, workers_of
-from tacit.finetune._standardise import RowNorm, Standardise, is_row_normalized
-from tacit.finetune._tasks import Classes, Task, outputs_of
+from tacit.finetune._standardise import RowNorm, Standardise
+from tacit.finetune._tasks import Classes, Task, loss_of
 from tacit.finetune._team_run import TeamRun
 from tacit.finetune._updates import KNOWS_NOISE, Updater
 from tacit.finetune._workers import check_workers
-from tacit.gradients import change
-from tacit.models import WeightFormat, head_of
-from tacit.privacy import Budget, Guarantee, Ledger, Neighbours, Receipt, Unit, mechanisms
+from tacit.models import head_of
+from tacit.privacy import Budget, Ledger, Neighbours, Receipt, Unit, mechanisms
 from tacit.privacy.events import check_count
 from tacit.progress import shown
 from tacit.recipes import Progress
 
 _UNREADABLE = "The data cannot be read. Nothing was charged. What went wrong may reveal rows: see curator=."
-LABELS = "Some labels are invalid. Nothing was charged. What is wrong with them may reveal rows: see curator=."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fitted:
-    """A fine-tuned model and what may be published about it: every value here is public or was released.
-
-    Args:
-        model: The model that was given to `fit`, trained.
-        guarantee: Of the run.
-        scheme: Which parameters were trained.
-        trained: How many numbers these are.
-        noise_multiplier: The noise's standard deviation relative to the clip.
-        steps: Optimizer steps made.
-        history: All evaluations.
-        receipt: The receipt's id.
-        assumptions: What the guarantee rests on, for the card.
-        ledger: The ledger that was charged; None if the caller charged the run.
-    """
-
-    model: nn.Module = field(repr=False)
-    guarantee: Guarantee
-    scheme: str
-    trained: int  # numbers
-    noise_multiplier: float
-    steps: int
-    history: list[Score] = field(repr=False)
-    receipt: str
-    assumptions: list[str] = field(repr=False)
-    ledger: Ledger | None = field(default=None, repr=False, compare=False)  # None: somebody else charged the run
-
-    def save(
-        self,
-        folder: str | Path,
-        *,
-        format: WeightFormat = "plain",
-        tokenizer: Any = None,
-        title: str | None = None,
-    ) -> Path:
-        """Write the model so that timm, transformers or peft load it without tacit, and its promise beside it.
-
-        Args:
-            folder: Made if there is none. It gets the weights (see `models.save_weights`), `privacy-card.md` and
-                `guarantee.json` with the ledger's head.
-            format: `"plain"` (LoRA merged), `"peft"` (LoRA as an adapter of peft) or `"state_dict"` (as it is).
-            tokenizer: Saved too, if given.
-            title: What stands above the card.
-
-        Returns:
-            The folder.
-
-        Raises:
-            ValueError: The model has no plain form (adapters, features of all blocks); the sentence says the way out.
-        """
-        if isinstance(self.model, Probe) and format != "state_dict":
-            raise ValueError(
-                "A head on the features of all blocks is no layer of the plain model: fine-tune with features='last', "
-                "or save with format='state_dict' and load it into finetune.Probe."
-            )
-        if is_row_normalized(self.model) and format != "state_dict":
-            raise ValueError(
-                "A head on rows of one norm is no layer of the plain model: fine-tune without RowNorm, or save with "
-                "format='state_dict'."
-            )
-        return save_result(
-            folder,
-            self.model,
-            self,
-            stage="finetune",
-            format=format,
-            tokenizer=tokenizer,
-            title=title,
-            receipt=self.receipt,
-        )
-
-    def _repr_html_(self) -> str:
-        facts = f"{self.scheme}: {self.trained:,} parameters trained in {self.steps:,} steps"
-        scores = "".join(f", {html.escape(name)} {value:.4g}" for name, value in self.scores.items())
-        return f"<p>{html.escape(facts)}{scores}</p>{self.guarantee._repr_html_()}"
-
-    @property
-    def scores(self) -> dict[str, float]:
-        """The last evaluation."""
-        return self.history[-1].scores if self.history else {}
 
 
 @takes_context
@@ -174,7 +85,7 @@ def fit(
     """Fine-tune `model`, in place, on private labelled data; every unit is protected by (epsilon, delta).
 
     Formal guarantee: unit, that of the data; neighbours as given, where a unit that takes another's place brings an id
-    that nobody else has (with somebody's id its rows would join theirs, and two units would change). Each step is one
+    that no other unit has (with another's id its rows would join that unit's, and two would change). Each step is one
     release of a sum to which a unit adds at most the clip (see the optimizer for how steps compose); everything else
     that the returned model depends on is public or charged on the same ledger. Dropout is off and running statistics
     stay as they are, so that a step depends on its rows, the weights and the key alone.
@@ -424,61 +335,9 @@ def warn_if_blind(scores: dict[str, float], held_out: Records, when: str = "befo
         warn_near_chance(scores["accuracy"], held_out.labels(), when, stacklevel=5)
 
 
-def loss_of(task: Task) -> Any:
-    """The loss per row of a model's outputs under a task."""
-
-    def loss(model: nn.Module, batch: tuple[Any, Tensor]) -> Tensor:
-        inputs, labels = batch
-        return task.loss(outputs_of(model, inputs), labels)
-
-    return loss
-
-
 def _task(task: Task | None, classes: int | None, model: nn.Module) -> Task:
     if task is None:
         return Classes(classes if classes is not None else head_of(model)[1].out_features)
     if classes is not None and classes != task.outputs:
         raise ValueError(f"classes={classes} and a task with {task.outputs} outputs do not agree.")
     return task
-
-
-def check_labels(task: Task, records: Records, curator: Curator | None = None) -> None:
-    """Refuse labels that cannot be, in a sentence that tells none of them."""
-    attempt(lambda: task.check(records.labels()), sentence=LABELS, curator=curator)
-
-
-def dry_run(
-    body: nn.Module, records: Records, query: GradientQuery | None = None, curator: Curator | None = None
-) -> Rows:
-    """Does the model take such rows, and does every rule hold? On blank or synthetic ones, before anything is charged.
-
-    Returns a blank row: what rows look like (see `reading`).
-    """
-    like = likeness(records, training=query is not None, curator=curator)
-    inputs, labels, _ = synthetic_rows(records) or like
-    where = where_of(body)
-    inputs, labels = to(inputs, where), labels.to(where.device)
-    try:
-        with torch.no_grad():
-            outputs_of(body, inputs)
-        reason = ""
-    except (RuntimeError, TypeError, IndexError) as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    if reason:
-        raise Refusal(f"The model does not take these rows ({reason}).")
-    if query is not None:
-        query.check(inputs, labels)
-    return like
-
-
-def rehearse_portion(query: GradientQuery, like: Rows, expected: float, records: Records, model: nn.Module) -> None:
-    """`rehearse` the largest portion, but on a CPU, where the engine bounds what it keeps."""
-    if where_of(model).device.type != "cpu":
-        rehearse(query, like, min(rows_that_fit(like), units_at_once(expected) * records.most_rows), model)
-
-
-def rehearse(query: GradientQuery, like: Rows, rows: int, model: nn.Module) -> None:
-    """Ask for as many blank rows as a portion may ever have: memory that does not suffice shows before the charge."""
-    whole = change((like.inputs, like.labels), lambda t: t[:1].expand(rows, *t.shape[1:]).contiguous())
-    inputs, labels = whole
-    query.sum(to(Rows(inputs, labels, torch.arange(rows)), where_of(model)))

@@ -141,7 +141,7 @@ def blank_row(model: nn.Module, records: Records, curator: Curator | None = None
 
 
 def public_centre(model: nn.Module, data: Any, *, layers: Layers = "last") -> Tensor:
-    """The mean feature of public rows: a centre for `RowNorm`, free because nobody in it needs protection.
+    """The mean feature of public rows: a centre for `RowNorm`, free because none of them needs protection.
 
     Args:
         model: The model whose head will be trained.

@@ -81,7 +81,7 @@ class Run:
     _ahead: Iterator[tuple[Portion, Rows, Tensor | None]] | None = None  # None: rows are read when they are needed
 
     def begin(self, *, settings: str, data: Records, whole: nn.Module) -> None:
-        """Charge; or, if a checkpoint or a key of this very run is there, take it up.
+        """Charge; or, if a checkpoint or a key of this very run is there, resume it.
 
         `data` are the records as they were given and `whole` is the model that `self.model` may be a part of: features
         depend on both.
@@ -131,7 +131,7 @@ class Run:
         that was computed before of another sum is refused (`StepRecord`).
 
         In floating point: the sum of a step is added up in float64, unit after unit of a portion and portion after
-        portion. Where one unit is blanked or replaced, shapes and order stay, so nobody else's terms change, and the
+        portion. Where one unit is blanked or replaced, shapes and order stay, so no other unit's terms change, and the
         sum moves by the clip (twice it, if replaced) and by what float64 additions round: at most n^2 2^-53 of the clip
         for n drawn units (1e-10 for a thousand, 4e-7 for 60,000). Where one is added or removed, the others move up a
         place and a portion has a row more: the additions round no more than before, but matrix products of the forward

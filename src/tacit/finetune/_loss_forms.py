@@ -76,8 +76,8 @@ def _per_row(loss: Any) -> PerRow:
         return partial(_criterion, criterion, within)
     if isinstance(loss, Task):
         return partial(_criterion, loss.loss, "mean")
-    if not isinstance(loss, nn.Module) and "reduction" in (told := _parameters(loss)):
-        default = told["reduction"].default
+    if not isinstance(loss, nn.Module) and "reduction" in (parameters := _parameters(loss)):
+        default = parameters["reduction"].default
         within = _within_a_row("mean" if default is inspect.Parameter.empty else str(default))
         return partial(_criterion, partial(loss, reduction="none"), within)
     return partial(_function, loss)

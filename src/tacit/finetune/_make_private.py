@@ -19,7 +19,7 @@ from tacit._curator import Curator, as_curator
 from tacit._refusals import Refusal, attempt
 from tacit.distributed import shards_of, team
 from tacit.finetune._account import Promise, assumptions, check_promise
-from tacit.finetune._fit import LABELS, check_labels, rehearse_portion
+from tacit.finetune._dry_run import LABELS, check_labels, rehearse_portion
 from tacit.finetune._loader import LoaderRecords, batching, check_loader
 from tacit.finetune._loop import Run
 from tacit.finetune._loss_forms import check_classes, name_of, parted, per_row
@@ -317,7 +317,7 @@ def _try_out(model: nn.Module, criterion: Any, query: GradientQuery, like: Any) 
             found = criterion(model, inputs)
     except Refusal:
         raise
-    except Exception as error:  # about blank rows: its text tells nothing of anybody
+    except Exception as error:  # about blank rows: its text reveals nothing private
         raise Refusal(
             f"The model or the loss does not take this loader's batches ({type(error).__name__}: "
             f"{' '.join(str(error).split())[:200]}). Nothing was charged."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -18,26 +19,20 @@ from tacit._curator import Curator
 from tacit._refusals import Refusal
 from tacit.data import Rows, TensorRecords, synthetic_rows
 from tacit.distributed import Team
+from tacit.finetune._isolation_checks import FEWEST, IsolationChecks
 from tacit.finetune._predictions import at_once, rows_that_fit, to_look_at
 from tacit.finetune._reading import Portion, Reader, draws, in_place, likeness, to, where_of
 from tacit.gradients import (
     Probe,
     RowsMixed,
     change,
-    check_many_apart,
-    check_private_apart,
-    check_rows_apart,
-    constant,
     copied,
     due,
-    leaves,
-    row_shapes,
     undisturbed,
 )
 from tacit.privacy import sampling
 
 _ROWS = 1024  # at a time, at most: the check needs two passes over as many
-_FEW = 7
 _MOST, _MOST_COARSE = 0.01, 0.25  # of a row's norm, the latter in 16 bits; rounding is far below it
 MIXED = (
     "What the frozen part of the model gives for a row changed with the other rows, in a way that the checks on "
@@ -53,7 +48,7 @@ class OnePass:
     synthetic rows, three, seven and as many as a portion has, before a row is read, and again for rows of another
     shape, for more rows than before and for integers that vary where they did not; and in some portions, the first
     among them, on a real row, of which the part must give the same among others and among copies of itself. Where rows
-    are kept apart both passes compute the same, whatever the data, so that stop tells nothing (see `gradients.spot`).
+    are kept apart both passes compute the same, whatever the data, so a stop reveals nothing (see `gradients.spot`).
 
     Args:
         part: The frozen part.
@@ -83,7 +78,7 @@ class OnePass:
         self._part, self._curator, self._team = part, curator, team
         self._reader = Reader(rows, like, where, strict=strict, curator=curator, workers=workers)
         self.portions = to_look_at(rows.sizes, len(rows), at_once(team, len(rows), min(rows_that_fit(like), _ROWS)))
-        self._checked: dict[Any, int] = {}  # rows at a time that a check had, for each kind of rows
+        self._isolation = IsolationChecks()
         _refuse_chance(part, to(like, where))
         tried = synthetic_rows(records) or like
         most = max(map(len, self.portions), default=1) if rows.sizes is None else 1  # of texts, by their size: later
@@ -111,24 +106,17 @@ class OnePass:
 
     def _check(self, inputs: Any, rows: int, *, private: bool = False) -> None:
         """Do synthetic rows like these stay apart, a few and as many as there are at a time?"""
-        varies = tuple(t.is_floating_point() or t.is_complex() or not constant(t) for t in leaves(inputs))
-        kind = (row_shapes(inputs), varies)
-        if rows <= self._checked.get(kind, 0):
-            return
-        probe = _Outputs(self._part, lambda part, given: part(given), {})
         try:
-            with undisturbed(self._part):
-                if private:
-                    check_private_apart(probe, inputs, max(rows, _FEW))
-                else:
-                    check_rows_apart(probe, inputs)
-                    check_many_apart(probe, inputs, max(rows, _FEW))
+            self._isolation.check(self._probing, inputs, max(rows, FEWEST), private=private)
+            return
         except RowsMixed as found:
             sentence = str(found)
-        else:
-            self._checked[kind] = max(rows, _FEW)
-            return
         raise RowsMixed(f"The part of the model whose outputs are cached does not keep rows apart. {sentence}")
+
+    @contextmanager
+    def _probing(self) -> Iterator[Probe]:
+        with undisturbed(self._part):
+            yield _Outputs(self._part, lambda part, given: part(given), {})
 
     def _look_at(self, inputs: Any, found: Tensor, place: int) -> None:
         """Compare what a real row has with what it has if all others are copies of it."""

@@ -288,8 +288,8 @@ class PrivateLoop:
         raise TypeError("A private loop holds a key and a receipt of this process: save the model with private.save.")
 
     def __repr__(self) -> str:
-        told = self.guarantee
-        return f"PrivateLoop({self.done:,} of {self.steps:,} steps, epsilon {told.epsilon:.4g}, delta {told.delta:g})"
+        made = self.guarantee
+        return f"PrivateLoop({self.done:,} of {self.steps:,} steps, epsilon {made.epsilon:.4g}, delta {made.delta:g})"
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(f'{self.done:,} of {self.steps:,} private steps')}</p>{self.guarantee._repr_html_()}"

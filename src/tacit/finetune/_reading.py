@@ -239,10 +239,10 @@ def draws(records: Records) -> bool:
 def in_place(compute: Compute[T], rows: Rows, mute: Tensor | None, curator: Curator | None = None) -> T:
     """What is computed of all rows together; units that make it raise are blanked and muted in their place.
 
-    Formal guarantee: what is computed last has the shapes and the order of the rows as they came, so nobody else's
-    arithmetic depends on who fails. An error is raised only if blank rows raise as well (then it is the code's, or the
-    machine's where memory is wanting), if rows fail together that do not fail alone, or if rows are not kept apart
-    (`RowsMixed`); its text tells no value. A warning of model or loss goes to the curator alone.
+    Formal guarantee: what is computed last has the shapes and the order of the rows as they came, so no other
+    unit's arithmetic depends on who fails. An error is raised only if blank rows raise as well (then it is the code's,
+    or the machine's where memory is wanting), if rows fail together that do not fail alone, or if rows are not kept
+    apart (`RowsMixed`); its text names no value. A warning of model or loss goes to the curator alone.
     """
     with recorded_warnings() as texts:
         found = _in_place(compute, rows, mute, curator)

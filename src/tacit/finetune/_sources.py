@@ -40,8 +40,8 @@ def as_records(
     `unit_ids` names a column; of a data set that lists its `samples`, it may be a function of a file. `model` says what
     size of images it takes, where images of a `datasets.Dataset` are asked for.
 
-    The result says what its units are. A `unit` that the data do not have is refused, unless they are `public`: nobody
-    is promised anything there. `unit_ids` (or owners) make all rows with the same id one unit, which `unit` names.
+    The result says what its units are. A `unit` that the data do not have is refused, unless they are `public`: no
+    unit is promised anything there. `unit_ids` (or owners) make all rows with the same id one unit, which `unit` names.
     """
     if isinstance(data, Records):
         if rows_each is not None or augment is not None:

@@ -1,7 +1,7 @@
 """What each step of a run was computed from, in a few numbers, so that a replay of something else is noticed.
 
 A replayed step has the noise that it had. If its sum is another one (the loss, a schedule or the loop around it has
-changed, of which no fingerprint tells), the difference of the two releases has no noise at all.
+changed, which no fingerprint shows), the difference of the two releases has no noise at all.
 """
 
 from __future__ import annotations

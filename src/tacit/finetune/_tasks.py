@@ -32,7 +32,7 @@ class Task(Protocol):
         """The name of the score that counts."""
 
     def check(self, labels: Tensor) -> None:
-        """Refuse labels that cannot be; runs before anything is charged."""
+        """Refuse invalid labels; runs before anything is charged."""
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """One loss per row."""
@@ -155,3 +155,13 @@ def outputs_of(model: nn.Module, inputs: Any) -> Tensor:
     """What a model says of some rows: its output, or the `logits` of what transformers models return."""
     out = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
     return getattr(out, "logits", out)  # type: ignore[no-any-return]
+
+
+def loss_of(task: Task) -> Any:
+    """The loss per row of a model's outputs under a task."""
+
+    def loss(model: nn.Module, batch: tuple[Any, Tensor]) -> Tensor:
+        inputs, labels = batch
+        return task.loss(outputs_of(model, inputs), labels)
+
+    return loss

@@ -55,10 +55,10 @@ class TorchUpdater:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What a checkpoint keeps: all of it made of released values, or the user's own."""
         tensors: dict[str, Tensor] = {f"weight.{name}": p.detach() for name, p in self.parameters.items()}
-        told = {"optimizer": _packed(self.optimizer.state_dict(), "optimizer", tensors)}
+        facts = {"optimizer": _packed(self.optimizer.state_dict(), "optimizer", tensors)}
         for name, thing in self.stateful.items():
-            told[f"kept.{name}"] = _packed(thing.state_dict(), f"kept.{name}", tensors)
-        return tensors, told
+            facts[f"kept.{name}"] = _packed(thing.state_dict(), f"kept.{name}", tensors)
+        return tensors, facts
 
     def load(self, tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> None:
         with torch.no_grad():
@@ -213,10 +213,10 @@ def _packed(state: Any, at: str, tensors: dict[str, Tensor]) -> Any:
     raise Refusal(f"The state of {at!r} holds a {type(state).__name__}, which a checkpoint cannot keep.")
 
 
-def _unpacked(told: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if not isinstance(told, dict):
-        return told
-    ((kind, value),) = told.items()
+def _unpacked(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if not isinstance(packed, dict):
+        return packed
+    ((kind, value),) = packed.items()
     if kind == "tensor":
         return tensors[value].clone()
     if kind == "dict":

@@ -151,7 +151,7 @@ def _serve(ours: Connection[Any, Any], pipe: Connection[Any, Any], read: Read) -
         while (asked := tasks.get()) is not None:
             task, number = asked
             pipe.send(outbox.pack(read(task), number))
-    except BaseException:  # its text may tell of a row
+    except BaseException:  # its text may reveal a row
         os._exit(1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.data import Rows
+from tacit.finetune._isolation_checks import IsolationChecks
 from tacit.finetune._queries import Gradient, GradientQuery, Loss, cut, placed, row_losses, unit_means
 from tacit.finetune._reading import in_place
 from tacit.gradients import (
@@ -22,17 +24,11 @@ from tacit.gradients import (
     Probe,
     RowsMixed,
     change,
-    check_many_apart,
-    check_private_apart,
-    check_rows_apart,
-    constant,
     copied,
     due,
-    leaves,
     moved,
     plain_numbers,
     refuse_live_statistics,
-    row_shapes,
     seed_all,
     undisturbed,
     wrong_shape,
@@ -83,7 +79,7 @@ class SlopeAsker:
             raise ValueError("The model has no trainable parameter: call requires_grad_(True) on what should be.")
         refuse_live_statistics(list(model.named_modules()))
         self._step = self._calls = 0
-        self._checked: dict[Any, int] = {}  # rows at a time that a check had, for each kind of rows
+        self._isolation = IsolationChecks()
         self._numbers: set[int] = set()
 
     def sum(self, rows: Rows, mute: Tensor | None = None) -> ClippedSum:
@@ -111,19 +107,13 @@ class SlopeAsker:
         if numbers not in self._numbers:
             self._numbers.add(numbers)
             if len(self._numbers).bit_count() == 1:
-                self._checked.clear()
-        varies = tuple(t.is_floating_point() or t.is_complex() or not constant(t) for t in leaves(batch))
-        kind, together = (row_shapes(batch), varies), min(rows, self._microbatch or rows)
-        if together <= self._checked.get(kind, 0):
-            return
+                self._isolation.forget()
+        self._isolation.check(self._probing, batch, min(rows, self._microbatch or rows), private=private)
+
+    @contextmanager
+    def _probing(self) -> Iterator[Probe]:
         with moved(self._model, dict(self._parameters)):
-            probe = _Forward(self._model, self._loss, {})
-            if private:
-                check_private_apart(probe, batch, max(together, 7))
-            else:
-                check_rows_apart(probe, batch)
-                check_many_apart(probe, batch, max(together, 7))
-        self._checked[kind] = together
+            yield _Forward(self._model, self._loss, {})
 
     def _look_at(self, rows: Rows, mute: Tensor | None) -> None:
         """The check during the run: is a unit's slope the same among others and among copies of itself?

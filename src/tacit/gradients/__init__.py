@@ -40,7 +40,7 @@ from tacit.gradients._result import Private as Private
 from tacit.gradients._spot import MIXED as MIXED
 from tacit.gradients._spot import copied as copied
 from tacit.gradients._spot import due as due
-from tacit.gradients._synthetic import constant as constant
+from tacit.gradients._synthetic import varies as varies
 from tacit.gradients._units import Units as Units
 from tacit.gradients._validation import check_private_apart as check_private_apart
 

@@ -254,7 +254,7 @@ def _library() -> ctypes.CDLL | None:
         return None
     try:
         return ctypes.CDLL(str(_compiled(compiler)))
-    except (OSError, RuntimeError, subprocess.SubprocessError):  # no folder to write to, no home, no luck
+    except (OSError, RuntimeError, subprocess.SubprocessError):  # no folder to write to, no home, a failing compiler
         return None
 
 

@@ -54,8 +54,8 @@ def check_unit(
     released, only if somebody's contribution depends on others by more than a hundredth of the bound. Where rows are
     kept apart, which is what every bound rests on, both passes have the same shapes, the same random numbers and the
     same values in this unit's places, so they differ by rounding at most, for all data: the stop has probability zero
-    with every unit and without it, and tells nothing. Where rows are mixed no bound holds, and the stop, which depends
-    on the data, is the lesser evil.
+    with every unit and without it, and reveals nothing. Where rows are mixed no bound holds, and the stop, which
+    depends on the data, is the lesser evil.
     """
     mine = torch.nonzero(local.of_row == unit).flatten()
     copies = copied(mine, local.rows)

@@ -84,7 +84,7 @@ def prepare_private(
 
 
 def _unsharded(loader: Any) -> Any:
-    """The loader as it was before its batches were dealt to several processes."""
+    """The loader as it was before its batches were split between several processes."""
     batches = getattr(loader.batch_sampler, "batch_sampler", None)
     if not isinstance(loader, DataLoader) or batches is None:
         return loader

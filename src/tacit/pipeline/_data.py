@@ -37,7 +37,7 @@ class Loaded:
         """The inputs of some rows, as a model takes them; a row that cannot be read is NaN, in its place."""
         try:
             return self.inputs(torch.as_tensor(list(places)))
-        except Exception as error:  # what it says may tell of rows
+        except Exception as error:  # what it says may reveal rows
             if of_the_machine(error) or not isinstance(self.blank, Tensor):
                 raise
         return torch.cat([self._row(place) for place in places])
@@ -75,7 +75,7 @@ def load(
     public: bool = False,
     shown: Shown = Shown(),  # noqa: B008
 ) -> Loaded:
-    """Everything that a stage needs of its data; nothing is charged, and no message tells of a row."""
+    """Everything that a stage needs of its data; nothing is charged, and no message reveals a row."""
     unit = None if public else recipe.budget.unit
     if isinstance(data, Embedded):
         return _embedded(data, unit, shown)

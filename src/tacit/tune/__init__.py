@@ -12,7 +12,8 @@ from tacit.tune._linear import Scaled, linear_scaling, train
 from tacit.tune._optuna_trials import optuna_search
 from tacit.tune._plan import BudgetTooSmall, Plan, plan
 from tacit.tune._ray_runner import RayRunner
-from tacit.tune._repeat import Repeats, plan_repeats, repeat_and_select
+from tacit.tune._repeat import repeat_and_select
+from tacit.tune._repeat_plan import Repeats, plan_repeats
 from tacit.tune._runners import Processes, SerialRunner
 from tacit.tune._search import RunFailed, Tuned
 from tacit.tune._selection import Selected, noisy_selection

@@ -115,9 +115,9 @@ def random_search(
         if mu_score is not None:
             done = session.trials(points, mu, mu_score, name="random search", keep=True)
             return equal.chosen(session, done, mu, unit=unit)
-        session.tell("random search", 0, 1)
+        session.report_progress("random search", 0, 1)
         model = session.train(points[0], mu, note="random search")
-        session.tell("random search", 1, 1)
+        session.report_progress("random search", 1, 1)
     return Tuned(
         model=model,
         hyperparameters=points[0],

@@ -1,4 +1,4 @@
-"""A search that starts at a default and pays for trials only if their scores can tell something."""
+"""A search that starts at a default and pays for trials only if their scores can be significant."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tacit.tune._search import (
     open_subject,
     unit_of,
 )
+from tacit.tune._significance import significant_difference
 from tacit.tune._space import Hyperparameters
-from tacit.tune._telling import telling
 from tacit.tune._trainable import Score, Trainable, default_of, sampled_at, score_of, size_of
 from tacit.tune._trials import Trial
 
-_WORTH = 0.05  # scores that tell nothing below this difference are not paid for
+_WORTH = 0.05  # scores in which no smaller difference than this is significant are not paid for
 
 
 @takes_context
@@ -130,7 +130,8 @@ def default_search(
     if left <= mu_trial**2:
         raise ValueError("The trials leave less for the final run than one of them has: give a smaller share.")
     noise = 1 / (mu_score * people)
-    searched = telling(noise) <= _WORTH
+    least = significant_difference(noise)
+    searched = least <= _WORTH
     mu_final = math.sqrt(left) * SHAVE if searched else total
     begin = start(mu_trial if searched else mu_final)
     if sampled_at(trainable, begin):
@@ -148,14 +149,14 @@ def default_search(
             factor, said = _chosen(done, (1.0, *factors), noise)
         else:
             said = (
-                f"A score would have noise of {noise:.4f}, so that differences below {telling(noise):.2f} tell "
+                f"A score would have noise of {noise:.4f}, so that differences below {least:.2f} tell "
                 "nothing: no trial was run, and the default has the whole budget."
             )
         final = start(mu_final)
         final = replace(final, lr=final.lr * factor)
-        session.tell("final run", len(done), len(done) + 1)
+        session.report_progress("final run", len(done), len(done) + 1)
         model = session.train(final, mu_final)
-        session.tell("final run", len(done) + 1, len(done) + 1)
+        session.report_progress("final run", len(done) + 1, len(done) + 1)
     return Tuned(
         model=model,
         hyperparameters=final,
@@ -175,7 +176,7 @@ def _chosen(done: Sequence[Trial], factors: Sequence[float], noise: float) -> tu
         factor: trial.score - first for factor, trial in zip(factors, done, strict=True) if trial.score is not None
     }
     factor = max(gains, key=lambda one: gains[one])
-    if gains[factor] < telling(noise):
+    if gains[factor] < significant_difference(noise):
         return 1.0, (
             f"No trial scored better than the default's {first:.4f} by three deviations of the noise "
             f"({noise:.4f} each): the default is used."

@@ -40,7 +40,8 @@ from tacit._context import IN_CONTEXT, PrivacyContext, takes_context
 from tacit._curator import Curator
 from tacit.privacy import Budget, Ledger, Neighbours, Unit, UnsupportedEvent, selection
 from tacit.privacy.events import gaussian_noise
-from tacit.tune._repeat import Number, Numbers, Outcome, Repeats, RunTrial, carried_out, planned
+from tacit.tune._repeat import Numbers, Outcome, RunTrial, carried_out
+from tacit.tune._repeat_plan import Number, Repeats, planned
 from tacit.tune._search import Tuned, needed, unit_of
 from tacit.tune._space import Space
 from tacit.tune._trainable import Score, Trainable, size_of

@@ -154,7 +154,7 @@ class Finetuning:
         self._like = like if scored is None else likeness(scored, training=False)  # of what is scored: no unit decides
 
     def sampled(self, hyperparameters: Hyperparameters) -> bool:
-        """Whether batches are Poisson-subsampled, so that no single mu tells what a run releases."""
+        """Whether batches are Poisson-subsampled, so that no single mu describes what a run releases."""
         return self.optimizer(hyperparameters).sampler.rate(self.size) < 1
 
     def event(self, hyperparameters: Hyperparameters, mu: float, neighbours: Neighbours) -> DpEvent:
@@ -177,7 +177,7 @@ class Finetuning:
         return suggest(budget, size=self.size, features=table.inputs.shape[1], classes=self._task.outputs)
 
     def check_space(self, space: Space) -> None:
-        """Refuse a box with hyperparameters that the optimizer does not use: searching them would tell nothing.
+        """Refuse a box with hyperparameters that the optimizer does not use: searching them would find nothing.
 
         Args:
             space: What is to be searched.

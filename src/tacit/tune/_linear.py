@@ -33,8 +33,8 @@ from tacit.tune._search import (
     unit_of,
     without_model,
 )
+from tacit.tune._significance import blind
 from tacit.tune._space import Hyperparameters, Space, Way
-from tacit.tune._telling import blind
 from tacit.tune._trainable import Score, Trainable, check_space, default_of, score_of, size_of
 from tacit.tune._trials import Trial
 
@@ -216,12 +216,12 @@ def linear_scaling(
         if point is None:
             notes += line.said(target)
             point = line.at(target)
-        session.tell("final run", len(done), made.runs)
+        session.report_progress("final run", len(done), made.runs)
         try:
             model = session.train(point, mu_final, last)
         except RunFailed:  # what the trials found was paid for, too
             model, failed = None, ("The final run failed: there is no model.",)
-        session.tell("final run", made.runs, made.runs)
+        session.report_progress("final run", made.runs, made.runs)
     result = Scaled(
         model=model,
         hyperparameters=point,

@@ -10,7 +10,7 @@ from tacit.privacy import Budget, Guarantee, Neighbours, Unit, epsilon_of, mu_of
 from tacit.privacy.events import check_count
 
 SHAVE = 1 - 1e-9  # of the last run, so that no rounding in a ledger's sum goes over the total
-_BLIND = 0.1  # a score whose noise has a standard deviation above ten points tells no trial from another
+_BLIND = 0.1  # a score whose noise has a standard deviation above ten points distinguishes no trials
 
 
 class BudgetTooSmall(ValueError):
@@ -45,7 +45,7 @@ class Plan:
     size: int | None = None
     neighbours: Neighbours = Neighbours.ADD_REMOVE
     unit: Unit = Unit.SAMPLE
-    composed: Guarantee | None = None  # by PLD, where batches are Poisson-subsampled and no sum of mu^2 tells
+    composed: Guarantee | None = None  # by PLD, where batches are Poisson-subsampled and no sum of mu^2 applies
 
     @property
     def mu1(self) -> float:

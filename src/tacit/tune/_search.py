@@ -22,7 +22,7 @@ ENOUGH = 3  # trials that all failed, and a search stops
 
 
 class RunFailed(RuntimeError):
-    """A charged run or search that came to nothing; the curator knows why.
+    """A charged run or search that ended without a model; `curator` received the reason.
 
     Args:
         message: What recipients see.
@@ -109,13 +109,13 @@ class SearchSession:
             for number, point in enumerate(points, 1)
         ]
         found: dict[int, Trial] = {}
-        self.tell(name, before, of or len(jobs))
+        self.report_progress(name, before, of or len(jobs))
         for number, trial, wrong in self.runner(jobs, self.ledger):
             found[number] = trial
             found = _without_losing_models(found) if keep else found
             if self.curator is not None:
                 self.curator(TrialEvent(trial, wrong))
-            self.tell(name, before + len(found), of or len(jobs))
+            self.report_progress(name, before + len(found), of or len(jobs))
             if len(found) == ENOUGH and all(trial.failed for trial in found.values()):
                 break  # what is not charged yet is kept
         return [found[number] for number in sorted(found)]
@@ -133,7 +133,7 @@ class SearchSession:
             f"The run on {receipt} failed, and stays charged. What went wrong may reveal rows: see curator=."
         )
 
-    def tell(self, what: str, done: int, total: int) -> None:
+    def report_progress(self, what: str, done: int, total: int) -> None:
         if self.progress is not None:
             known = self.ledger.get_subject(self.subject)
             spent = self.ledger.spent(self.subject).epsilon

@@ -118,7 +118,7 @@ def trained(trainable: Trainable, point: Hyperparameters, mu: float, receipt: Re
     """What a trainable returns, and what went wrong, for the curator alone.
 
     Raises `ReceiptError` if it returned without a release: its result would be labelled private and is not. That is a
-    property of the trainable's code, so the error tells nothing of any row.
+    property of the trainable's code, so the error reveals nothing about any row.
     """
     model, wrong = None, ""
     try:

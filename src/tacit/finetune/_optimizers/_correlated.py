@@ -33,7 +33,7 @@ def DPFTRL(  # noqa: N802
     add-remove as well (without ids it would move the others, and is refused). A unit's id or place alone decides its
     steps, `passes` of them, `batches` apart; the whole run is ONE Gaussian release, whose sensitivity is the norm of
     the sum of the strategy's columns at these steps times the clip. Under replace-one it is twice that: a unit goes and
-    another one comes, whose id nobody else has and may lead to another batch. Later steps may depend on what earlier
+    another one comes, whose id no other unit has and may lead to another batch. Later steps may depend on what earlier
     ones released (Denisov et al., 2022).
 
     Args:

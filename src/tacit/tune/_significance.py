@@ -1,4 +1,4 @@
-"""Whether released scores tell trials apart, or only their noise does."""
+"""Whether released scores of trials differ by more than their noise."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tacit.tune._trials import Trial
 DEVIATIONS = 3.0  # of the noise of a difference of two scores: by noise alone three trials differ so with 0.8%
 
 
-def telling(noise: float) -> float:
-    """The least difference of two scores that tells something, if each has noise of this standard deviation.
+def significant_difference(noise: float) -> float:
+    """The least difference of two scores that noise of this standard deviation on each hardly ever makes.
 
     Args:
         noise: The standard deviation of a score's noise.
@@ -23,7 +23,7 @@ def telling(noise: float) -> float:
 
 
 def blind(trials: Sequence[Trial], what: str) -> str | None:
-    """A sentence, if the scores of these trials do not tell them apart; None if they do (or are fewer than two).
+    """A sentence, if the scores of these trials do not differ significantly; None if they do (or are fewer than two).
 
     Args:
         trials: Of one mu.
@@ -37,7 +37,7 @@ def blind(trials: Sequence[Trial], what: str) -> str | None:
     if len(scores) < 2 or noise is None:
         return None
     low, high = min(scores), max(scores)
-    if high - low >= telling(noise):
+    if high - low >= significant_difference(noise):
         return None
     return (
         f"The scores of {what}, {low:.4f} to {high:.4f}, differ by less than three deviations of their noise "
