@@ -10,7 +10,7 @@ from tacit.finetune._sampling import Everyone, FixedSize, Poisson
 from tacit.finetune._updates import Options, Update
 from tacit.gradients import Policy
 
-SAMPLERS = {"poisson": Poisson, "fixed-size": FixedSize}
+SAMPLERS: dict[str, type[Poisson | FixedSize]] = {"poisson": Poisson, "fixed-size": FixedSize}
 
 
 def DPSGD(  # noqa: N802
