@@ -195,7 +195,11 @@ def slow_total(values: Tensor, bound: float, units: list[int], mute: list[bool])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [1, 3, 700])
 def test_bounded_sums_are_those_written_out(dtype: torch.dtype, width: int) -> None:
-    """Rows below and beyond the bound, of zeros, not finite, muted; a view with gaps; alone and in units."""
+    """Rows below and beyond the bound, of zeros, not finite, muted; a view with gaps; alone and in units.
+
+    A part is short by 1e-5, and by 2.5e-6 where its norm is taken in float32: at most that of its bound, of 12 parts.
+    """
+    off = 1.3e-5 * 0.7
     generator = torch.Generator().manual_seed(width)
     values = torch.randn(12, width + 2, generator=generator).to(dtype)[:, 1:-1]
     values *= torch.logspace(-20, 18, 12, dtype=torch.float64)[:, None].to(dtype)
@@ -206,10 +210,12 @@ def test_bounded_sums_are_those_written_out(dtype: torch.dtype, width: int) -> N
         for owners in (list(range(12)), units):
             given = None if owners != units else torch.tensor(units)
             found = bounded_total(values, 0.7, given, told if any(silent) else None)
-            torch.testing.assert_close(found, slow_total(values, 0.7, owners, silent), rtol=2e-5, atol=1e-12)
+            assert (found - slow_total(values, 0.7, owners, silent)).norm().item() <= 12 * off
     for place in range(12):
-        alone = bounded_total(values[place : place + 1], 0.7, None, None)
+        row = values[place : place + 1]
+        alone = bounded_total(row, 0.7, None, None)
         assert alone.norm().item() <= 0.7
+        assert (alone - slow_total(row, 0.7, [0], [False])).norm().item() <= off
 
 
 @pytest.mark.parametrize("far", [0.0, 1e3])
