@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from tacit import pipeline
 from tacit.cli._main import run as command
 from tacit.data import ImageFiles, ImageShape
+from tacit.pipeline._data import Loaded
 from tacit.privacy import Budget, Ledger, mu_of
 from tests.pipeline.made_up_images import ADAPT, CALIBRATE, FINETUNE, IMAGES, make_images
 
@@ -283,3 +284,17 @@ def test_sixteen_bits_of_grey_keep_their_greys(tmp_path: Path) -> None:
     read = files[0]
     pixels = read[0] if isinstance(read, tuple) else read
     assert torch.allclose(pixels[0].double(), torch.from_numpy(greys / 65535.0), atol=1 / 255)
+
+
+def test_a_file_of_the_stream_that_asks_for_all_memory_is_a_row_that_cannot_be_read() -> None:
+    """In the middle of a stream that is charged: its header must not end the run, nor be in an error."""
+
+    def read(places: torch.Tensor) -> torch.Tensor:
+        if 2 in places:
+            raise MemoryError("Unable to allocate 4711 TiB")
+        return places[:, None].float()
+
+    rows = Loaded(records=None, inputs=read, labels=torch.zeros(4), blank=torch.zeros(1, 1))  # type: ignore[arg-type]
+    found = torch.cat([inputs for inputs, _ in rows.batches(4)]).flatten()
+    assert found[[0, 1, 3]].tolist() == [0, 1, 3]
+    assert found[2].isnan()

@@ -154,6 +154,15 @@ def test_memory_is_the_machines_matter() -> None:
         tune.by_unit(range(3), one)(0.5)
 
 
+def test_a_unit_that_asks_for_all_memory_counts_as_zero() -> None:
+    def one(_: float, unit: int) -> float:
+        if unit == 1:
+            raise MemoryError("Unable to allocate 4711 TiB")
+        return 1.0
+
+    assert tune.by_unit(range(3), one)(0.5).tolist() == [1, 0, 1]
+
+
 @pytest.mark.parametrize("what", ["raises", "two dimensions"])
 def test_a_score_that_fails_as_a_whole_is_refused_before_the_charge(what: str) -> None:
     heard: list[ErrorEvent] = []

@@ -1,4 +1,4 @@
-"""A clip that follows a quantile of the norms (Andrew et al., 2021): what AdpClip asks."""
+"""Clips that change over training: by a public schedule, or after a quantile of the norms (Andrew et al., 2021)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from tacit.data import Rows
+from tacit.finetune._noise_schedules import Decaying
 from tacit.finetune._queries import Gradient, GradientAsker, GradientQuery, Loss
-from tacit.gradients import AdaptiveQuantile, ClippedSum, Engine
+from tacit.gradients import AdaptiveQuantile, ClippedSum, Engine, Flat, Policy
 
 _RANGE = 1e6  # the clip stays within this factor of where it began, whatever the noise does
 
@@ -45,20 +46,72 @@ class QuantileClip:
         return QuantileAsker(Engine(model, loss, clip=self.clip, microbatch=microbatch), expected, self)
 
 
-class QuantileAsker(GradientAsker):
+class _ClipOfTheStep(GradientAsker):
     """Asks an engine with the clip of the step."""
 
-    def __init__(self, engine: Engine, expected: float, query: QuantileClip) -> None:
-        super().__init__(engine, expected)
-        self._query = query
-        self.clip = AdaptiveQuantile(query.clip, query.quantile, query.rate)
-        self.zero_sum()  # refuses a model with a parameter called like the count
+    clip: Policy
 
     def _sum(self, rows: Rows, mute: Tensor | None) -> ClippedSum:
         return self.engine((rows.inputs, rows.labels), unit_ids=rows.owner, clip=self.clip, mute=mute)
 
     def zero_sum(self) -> ClippedSum:
         return self.engine.zero_sum(self.clip)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduledClip:
+    """The clipped gradient, with a clip that follows a schedule which is fixed in advance.
+
+    Formal guarantee: in step t one unit adds at most clip * shape(t), and the noise is relative to that: as many
+    releases of one noise multiplier as with a constant clip.
+    """
+
+    clip: float
+    schedule: Decaying
+    steps: int
+
+    def __post_init__(self) -> None:
+        Flat(self.clip)
+
+    def of_step(self, step: int) -> Flat:
+        """The clip of a step, from 0 on; that of the last one also after it."""
+        return Flat(self.schedule.multiplier(self.clip, min(step, self.steps - 1), self.steps))
+
+    def open(self, model: nn.Module, loss: Loss, *, expected: float, microbatch: int | None) -> GradientQuery:
+        return ScheduledAsker(Engine(model, loss, clip=self.clip, microbatch=microbatch), expected, self)
+
+
+class ScheduledAsker(_ClipOfTheStep):
+    """Counts the steps that were released."""
+
+    def __init__(self, engine: Engine, expected: float, query: ScheduledClip) -> None:
+        super().__init__(engine, expected)
+        self._query, self._step = query, 0
+        self.clip = query.of_step(0)
+
+    def gradient(self, released: Mapping[str, Tensor]) -> Gradient:
+        self._step += 1
+        self.clip = self._query.of_step(self._step)
+        return super().gradient(released)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"step": torch.tensor(self._step)}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self._step = int(state["step"])
+        self.clip = self._query.of_step(self._step)
+
+
+class QuantileAsker(_ClipOfTheStep):
+    """Lets the clip follow the released count."""
+
+    clip: AdaptiveQuantile
+
+    def __init__(self, engine: Engine, expected: float, query: QuantileClip) -> None:
+        super().__init__(engine, expected)
+        self._query = query
+        self.clip = AdaptiveQuantile(query.clip, query.quantile, query.rate)
+        self.zero_sum()  # refuses a model with a parameter called like the count
 
     def split(self, noise: float) -> Mapping[str, float] | None:
         if noise == 0:

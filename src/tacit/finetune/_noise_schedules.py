@@ -49,7 +49,8 @@ class ConstantNoise:
 class Decaying(ConstantNoise):
     """Noise that falls while training goes on: sigma_t = sigma_0 * shape(t) (Yu et al., 2019, section 5.2).
 
-    t counts periods of `period` steps (the paper's epochs), T of them in all, which share a noise:
+    As `clip_schedule=` of `DPSGD` and `DPGD` it is the clip that falls so, and the noise in proportion to it. t counts
+    periods of `period` steps (the paper's epochs), T of them in all, which share a noise:
 
     - "exponential": e^(-kt)
     - "time": 1 / (1 + kt)

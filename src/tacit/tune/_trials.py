@@ -139,15 +139,17 @@ class ByUnit:
     unit: str | None = None
 
     def __call__(self, model: Any) -> Tensor:
-        return torch.tensor([self._of(model, place) for place in range(len(self.units))], dtype=torch.float64)
+        found = [self._of(model, place) for place in range(len(self.units))]
+        if found and all(each is None for each in found):  # no single unit's failure
+            raise MemoryError("There was not enough memory to score any unit.")
+        return torch.tensor([0.0 if each is None else each for each in found], dtype=torch.float64)
 
-    def _of(self, model: Any, place: int) -> float:
+    def _of(self, model: Any, place: int) -> float | None:
+        """The unit's number; None if it asks for more memory than there is."""
         try:
             return float(self.one(model, self.units[place]))
         except Exception as error:  # of this unit alone; its text is private
-            if of_the_machine(error):
-                raise
-            return 0.0
+            return None if of_the_machine(error) else 0.0
 
 
 def by_unit(units: Sequence[Any], one: Callable[[Any, Any], Any], *, unit: str | None = None) -> Score:

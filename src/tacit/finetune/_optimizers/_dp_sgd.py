@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, Unpack
 
+from tacit.finetune._adaptive import ScheduledClip
+from tacit.finetune._noise_schedules import Decaying
 from tacit.finetune._optimizers._optimizer import Optimizer, expected_batch_size
-from tacit.finetune._queries import ClippedGradient
+from tacit.finetune._queries import ClippedGradient, Query
 from tacit.finetune._sampling import Everyone, FixedSize, Poisson
 from tacit.finetune._updates import Options, Update
 from tacit.gradients import Policy
@@ -18,6 +20,7 @@ def DPSGD(  # noqa: N802
     batch_size: int | None = None,
     steps: int,
     clip: float | Policy = 1.0,
+    clip_schedule: Decaying | None = None,
     sampling: Literal["poisson", "fixed-size"] = "poisson",
     batch: int | None = None,
     **update: Unpack[Options],
@@ -33,6 +36,8 @@ def DPSGD(  # noqa: N802
         batch_size: The expected batch size; the sampling rate is `batch_size` / size, and it is also the divisor.
         steps: The number of steps.
         clip: The L2 bound of a unit's gradient, or a clip policy.
+        clip_schedule: How the clip falls from step to step, such as `Decaying(shape="time", end=0.1)`; the noise falls
+            with it, and the cost stays. For a clip that is a number.
         sampling: "poisson" or "fixed-size": batches that never vary, at the price of more noise.
         batch: The earlier name of `batch_size`; it warns.
         **update: Arguments of `Update`: lr, momentum, rule="adam", schedule, average, ...
@@ -52,12 +57,14 @@ def DPSGD(  # noqa: N802
         name="DPSGD",
         steps=steps,
         sampler=SAMPLERS[sampling](expected_batch_size(batch_size, batch, "DPSGD")),
-        query=ClippedGradient(clip),
+        query=_clipped(clip, clip_schedule, steps),
         update=Update(**update),
     )
 
 
-def DPGD(*, steps: int, clip: float | Policy = 1.0, **update: Unpack[Options]) -> Optimizer:  # noqa: N802
+def DPGD(  # noqa: N802
+    *, steps: int, clip: float | Policy = 1.0, clip_schedule: Decaying | None = None, **update: Unpack[Options]
+) -> Optimizer:
     """Full-batch private gradient descent: momentum, unit clip, a free last step (Panda et al., 2024).
 
     Formal guarantee: `steps` Gaussian releases over everybody, exactly mu = sqrt(steps) / noise under add-remove. The
@@ -66,6 +73,7 @@ def DPGD(*, steps: int, clip: float | Policy = 1.0, **update: Unpack[Options]) -
     Args:
         steps: The number of steps.
         clip: The L2 bound of a unit's gradient, or a clip policy.
+        clip_schedule: As in `DPSGD`.
         **update: Arguments of `Update`.
 
     Returns:
@@ -73,6 +81,14 @@ def DPGD(*, steps: int, clip: float | Policy = 1.0, **update: Unpack[Options]) -
     """
     options: Options = {"free_step": update.get("momentum", 0.9) > 0 and update.get("rule", "sgd") == "sgd"}
     options.update(update)
-    return Optimizer(
-        name="DPGD", steps=steps, sampler=Everyone(), query=ClippedGradient(clip), update=Update(**options)
-    )
+    query = _clipped(clip, clip_schedule, steps)
+    return Optimizer(name="DPGD", steps=steps, sampler=Everyone(), query=query, update=Update(**options))
+
+
+def _clipped(clip: float | Policy, schedule: Decaying | None, steps: int) -> Query:
+    """The query for clipped gradients, with the same clip in every step or by a schedule."""
+    if schedule is None:
+        return ClippedGradient(clip)
+    if isinstance(clip, Policy):
+        raise ValueError("clip_schedule= goes with a clip that is a number: a clip policy says itself how it clips.")
+    return ScheduledClip(clip=clip, schedule=schedule, steps=steps)
