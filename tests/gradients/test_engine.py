@@ -202,6 +202,15 @@ def test_a_model_without_trainable_parameters_is_refused() -> None:
         clipped_sum(net().requires_grad_(False), loss, batch(5), clip=1.0)
 
 
+def test_complex_parameters_are_refused() -> None:
+    model = net()
+    model.phase = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    with pytest.raises(ValueError, match="'phase' is complex"):
+        clipped_sum(model, loss, batch(5), clip=1.0)
+    model.phase.requires_grad_(False)
+    assert "phase" not in clipped_sum(model, loss, batch(5), clip=1.0).sum
+
+
 def test_the_model_is_left_as_it_was() -> None:
     model = net()
     before = copy.deepcopy(model.state_dict())

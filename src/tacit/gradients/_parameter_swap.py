@@ -34,6 +34,11 @@ class ParameterSwap:
             raise ValueError(
                 "The model has no trainable parameter: call requires_grad_(True) on what should be trained."
             )
+        if unreal := [name for name, p in self.parameters.items() if p.is_complex()]:
+            raise ValueError(
+                f"The parameter {unreal[0]!r} is complex, and sums are of real numbers: train its real and "
+                "imaginary parts (torch.view_as_real), or freeze it."
+            )
         names = {id(p): n for n, p in self.parameters.items()}
         self._places: list[tuple[dict[str, Any], str, str]] = []
         self._rewritten: list[tuple[nn.Module, Any]] = []
