@@ -13,7 +13,7 @@ from typing import Any, Unpack, get_args, get_origin, get_type_hints
 import pytest
 import torch
 
-from tacit import _deprecation, recipes
+from tacit import _deprecation, finetune, recipes
 from tacit._deprecation import (
     REMOVED_IN,
     MovedModules,
@@ -256,3 +256,9 @@ def test_every_new_argument_of_the_migration_table_is_taken() -> None:
             assert argument in taken(resolved(name)), f"{name}({argument}=)"
             checked += 1
     assert checked > 10
+
+
+def test_a_warning_names_the_line_of_who_used_the_old_argument() -> None:
+    with pytest.warns(DeprecationWarning, match=r"finetune.DPSGD\(batch=…\) is now batch_size=…") as said:
+        finetune.DPSGD(batch=5, steps=2)
+    assert [each.filename for each in said] == [__file__]

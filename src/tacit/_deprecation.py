@@ -30,11 +30,22 @@ def warn_renamed(old: str, new: str, *, removed_in: str = REMOVED_IN, stacklevel
 
 
 @overload
-def renamed_argument(old_name: str, old: T | None, new_name: str, new: T | None, *, where: str) -> T | None: ...
-@overload
-def renamed_argument(old_name: str, old: T | None, new_name: str, new: T, *, where: str, default: T) -> T: ...
 def renamed_argument(
-    old_name: str, old: T | None, new_name: str, new: T | None, *, where: str, default: T | None = None
+    old_name: str, old: T | None, new_name: str, new: T | None, *, where: str, stacklevel: int = ...
+) -> T | None: ...
+@overload
+def renamed_argument(
+    old_name: str, old: T | None, new_name: str, new: T, *, where: str, default: T, stacklevel: int = ...
+) -> T: ...
+def renamed_argument(
+    old_name: str,
+    old: T | None,
+    new_name: str,
+    new: T | None,
+    *,
+    where: str,
+    default: T | None = None,
+    stacklevel: int = 2,
 ) -> T | None:
     """The value of an argument that may have come under its old name; both at once are refused.
 
@@ -45,6 +56,7 @@ def renamed_argument(
         new: what was given under that.
         where: the function, for the message.
         default: the default of the argument under its new name.
+        stacklevel: whose line the warning names: 2 is the caller of the function that calls this.
 
     Raises:
         TypeError: if both were given.
@@ -53,7 +65,7 @@ def renamed_argument(
         return new
     if new is not default:
         raise TypeError(f"{where} got {old_name}= and {new_name}=, which are the same: leave {old_name}= out.")
-    warn_renamed(f"{where}({old_name}=…)", f"{new_name}=…", stacklevel=4)
+    warn_renamed(f"{where}({old_name}=…)", f"{new_name}=…", stacklevel=stacklevel + 2)
     return old
 
 

@@ -161,7 +161,7 @@ def called(optimizer: object, where: str = "finetune.fit") -> Optimizer:
 
 def expected_batch_size(batch_size: int | None, batch: int | None, optimizer: str) -> int:
     """What was given as `batch_size`, or as `batch`, the earlier name of that argument."""
-    found = renamed_argument("batch", batch, "batch_size", batch_size, where=f"finetune.{optimizer}")
+    found = renamed_argument("batch", batch, "batch_size", batch_size, where=f"finetune.{optimizer}", stacklevel=3)
     if found is None:
         raise TypeError(f"finetune.{optimizer} needs batch_size=, the expected number of units in a batch.")
     return found
