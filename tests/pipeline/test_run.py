@@ -56,6 +56,19 @@ def test_a_fine_tuning_leaves_plain_weights_a_page_and_a_card(
     assert json.loads((home / "out" / "model" / "guarantee.json").read_text())["guarantee"]["unit"] == "patient"
 
 
+@pytest.mark.parametrize(("rate", "good"), [('"auto"', True), ("0.01", True), ('"fast"', False), ("-1.0", False)])
+def test_the_rate_of_an_adaptation_is_a_number_or_auto(whole: Path, rate: str, good: bool) -> None:
+    assert (found := pipeline.read(whole).adapt) is not None
+    assert found.lr == "auto"
+    whole.write_text(whole.read_text().replace('method = "tent"', f'method = "tent"\nlr = {rate}'))
+    if good:
+        assert (found := pipeline.read(whole).adapt) is not None
+        assert str(found.lr) == rate.strip('"')
+    else:
+        with pytest.raises(ValueError, match="lr"):
+            pipeline.read(whole)
+
+
 def test_three_stages_share_one_budget(whole: Path) -> None:
     outcome = pipeline.run(pipeline.read(whole), whole.parent / "out")
     budget = Budget(8.0, 1e-5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -25,7 +25,7 @@ def serve(
     epsilon: Annotated[float, typer.Option(help="For the whole stream; inf: clipping only, not private.")] = 1.0,
     delta: Annotated[float, typer.Option(help="For the whole stream.")] = 1e-6,
     clip: Annotated[float, typer.Option(help="The L2 bound of a unit's gradient.")] = 1.0,
-    lr: Annotated[float, typer.Option(help="The learning rate.")] = 0.005,
+    lr: Annotated[str, typer.Option(help="The learning rate; auto: from public quantities.")] = "auto",
     batch_size: Annotated[int, typer.Option(help="Rows of a step.")] = 64,
     horizon: Annotated[int | None, typer.Option(help="Steps after which it stops adapting.")] = None,
     correlated: Annotated[bool, typer.Option(help="Correlated noise over the horizon.")] = False,
@@ -57,6 +57,7 @@ def serve(
         raise ValueError(f"The method is one of {', '.join(_METHODS)}, not {method!r}.")
     if correlated and horizon is None:
         raise ValueError("Correlated noise needs --horizon, the number of steps.")
+    rate = _rate(lr)
     services, (built, example) = service(), _model(model, shape_of(shape))
     out.mkdir(parents=True, exist_ok=True)
     book = Ledger(ledger or str(out / "ledger.db"))
@@ -71,7 +72,7 @@ def serve(
 
     def make() -> Adapter:
         adapter: Adapter = getattr(adapt, _METHODS[method])(
-            built, privacy=privacy, batch_size=batch_size, lr=lr, ledger=book, subject=subject, unit=unit
+            built, privacy=privacy, batch_size=batch_size, lr=rate, ledger=book, subject=subject, unit=unit
         )
         return adapter
 
@@ -83,6 +84,15 @@ def serve(
     console().print(f"{name} is at {host}:{port}/v2/models/{name}.{how[running.exact]}\n{said}", soft_wrap=True)
     application = services.model_app(running, name=name, admin_token=os.environ.get(ADMIN), largest=largest)
     services.run_service(application, host=host, port=port, certificate=certificate, key=key, behind_proxy=behind_proxy)
+
+
+def _rate(text: str) -> float | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"--lr is a number above 0, or auto; got {text!r}.") from None
 
 
 def _model(name: str, shape: tuple[int, ...] | None) -> tuple[Any, Any]:

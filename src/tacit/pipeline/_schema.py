@@ -284,7 +284,7 @@ class Adapt(Spending):
     data: Images | Texts | Embedded
     method: Literal["tent", "eata", "sar", "deyo", "come"] = "tent"
     batch_size: int = 64
-    lr: float = 0.005
+    lr: float | Literal["auto"] = "auto"  # from public quantities: nothing can be tuned on a private stream
     momentum: float = 0.9
     clip: float = 1.0
     scheme: str = "norms"
@@ -298,7 +298,11 @@ class Adapt(Spending):
     def __post_init__(self) -> None:
         super().__post_init__()
         _positive(
-            batch_size=self.batch_size, lr=self.lr, clip=self.clip, contributions=self.contributions, every=self.every
+            batch_size=self.batch_size,
+            lr=None if self.lr == "auto" else self.lr,
+            clip=self.clip,
+            contributions=self.contributions,
+            every=self.every,
         )
         if self.noise == "correlated" and self.size is None:
             raise ValueError("correlated noise needs size, the public number of rows of the stream.")
