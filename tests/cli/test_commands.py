@@ -81,6 +81,7 @@ BAD = [
     (["noise", "--epsilon", "much", "--delta", "1e-5"], "--epsilon"),
     (["noise", "--epsilon", "1"], "--delta"),
     (["nois"], "Did you mean 'noise'"),
+    (["serve", "embedded", "--out", "served", "--lr", "fast"], "--lr is a number above 0, or auto; got 'fast'"),
     (["ledger", "show", "missing.db"], "There is no ledger at missing.db"),
     (["ledger", "show", "mysql://here/there"], "SQLite or PostgreSQL"),
     (["ledger", "verify", "sqlite:///no/such/place.db"], "There is no ledger"),
