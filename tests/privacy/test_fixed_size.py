@@ -75,6 +75,67 @@ def test_other_relations_have_no_bound(neighbours: Neighbours) -> None:
         guarantee(events.without_replacement(1, 10, events.gaussian(2.0)), delta=1e-5, neighbours=neighbours)
 
 
+def profile(ratio: float, rate: float, mu: float) -> float:
+    """The worst divergence of one step (docs/proofs.md, lemma 13a), for unit normals that are at most mu apart."""
+    x = crossing(ratio, rate, mu)
+    if ratio >= 1:
+        return float((1 - rate) * norm.sf(x) + rate * norm.sf(x - mu) - ratio * norm.sf(x))
+    return float(norm.cdf(x) - ratio * ((1 - rate) * norm.cdf(x) + rate * norm.cdf(x - mu)))
+
+
+def crossing(ratio: float, rate: float, mu: float) -> float:
+    """Where (1 - q) + q e^(mu x - mu^2 / 2) is the ratio, or its inverse if that is above 1."""
+    above = (max(ratio, 1 / ratio) - 1) / rate + 1
+    return (math.log(above) + mu**2 / 2) / mu
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.9, 0.999, 1.0, 1.001, 1.2, 3.0])
+def test_no_three_rows_are_worse_than_the_lemmas(ratio: float) -> None:
+    """Any row beside, any row gone and any row come, within the clip; by integration on the line."""
+    rate, noise = 0.2, 1.3
+    worst = profile(ratio, rate, 2 / noise)
+    chance = np.random.default_rng(0)
+    x = np.linspace(-12, 12, 48_001)
+
+    def divergence(beside: float, gone: float, come: float) -> float:
+        one, other = (
+            (1 - rate) * norm.pdf(x - beside / noise) + rate * norm.pdf(x - row / noise) for row in (gone, come)
+        )
+        return float(np.maximum(one - ratio * other, 0).sum() * (x[1] - x[0]))
+
+    for rows in chance.uniform(-1, 1, (60, 3)):
+        assert divergence(*rows) <= worst + 1e-6
+    ends = [divergence(*rows) for rows in [(-1, 1, -1), (1, -1, 1), (1, 1, -1), (-1, -1, 1), (-1, 1, 1)]]
+    assert max(ends) == pytest.approx(worst, abs=1e-6)
+
+
+@pytest.mark.parametrize(("sample", "size", "noise"), [(20, 100, 2.0), (1, 50, 1.0)])
+def test_two_steps_by_integration(sample: int, size: int, noise: float) -> None:
+    """delta(e) of two steps is the mean of one step's profile at e less the first step's loss."""
+    rate, mu, delta = sample / size, 2 / noise, 1e-5
+    event = events.without_replacement(sample, size, events.gaussian(noise), 2)
+    claimed = guarantee(event, delta=delta, neighbours=Neighbours.REPLACE_ONE)
+    assert claimed.accountant == "PLD, pessimistic"
+
+    def loss(x: float) -> float:
+        return math.log1p(rate * math.expm1(mu * x - mu**2 / 2))
+
+    def true(epsilon: float) -> float:
+        def gone(x: float) -> float:
+            weight = (1 - rate) * norm.pdf(x) + rate * norm.pdf(x - mu)
+            return float(weight) * profile(math.exp(epsilon - loss(x)), rate, mu)
+
+        def come(x: float) -> float:
+            return float(norm.pdf(x)) * profile(math.exp(epsilon + loss(x)), rate, mu)
+
+        zero = (1 - rate) * (1 - 2 * norm.cdf(-mu / 2))
+        parts = [quad(part, mu / 2, mu / 2 + 12, limit=400, epsabs=1e-13)[0] for part in (gone, come)]
+        return float(sum(parts) + zero * profile(math.exp(epsilon), rate, mu))
+
+    assert true(claimed.epsilon) <= delta * (1 + 1e-6)
+    assert true(claimed.epsilon * 0.995) > delta
+
+
 @pytest.mark.parametrize(("sample", "size", "noise", "steps"), [(10, 1000, 2.0, 50), (50, 500, 8.0, 100)])
 def test_epsilon_lies_between_two_bounds_that_are_derived_here(
     sample: int, size: int, noise: float, steps: int
@@ -83,7 +144,8 @@ def test_epsilon_lies_between_two_bounds_that_are_derived_here(
     delta, rate, mu = 1e-5, sample / size, 2 / noise
     event = events.without_replacement(sample, size, events.gaussian(noise), steps)
     claimed = guarantee(event, delta=delta, neighbours=Neighbours.REPLACE_ONE)
-    assert "RDP" in claimed.accountant
+    by_rdp = guarantee(event, delta=delta, neighbours=Neighbours.REPLACE_ONE, accountant="rdp")
+    assert claimed.epsilon < by_rdp.epsilon
 
     def by_hand(order: int) -> float:
         parts = [0.0, math.log(rate**2 * comb(order, 2) * min(4 * math.expm1(mu**2), 2 * math.exp(mu**2)))]
@@ -93,7 +155,7 @@ def test_epsilon_lies_between_two_bounds_that_are_derived_here(
         divergence = steps * logsumexp(parts) / (order - 1)
         return float(divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1))
 
-    assert claimed.epsilon <= min(by_hand(order) for order in range(2, 200)) * (1 + 1e-9)
+    assert by_rdp.epsilon <= min(by_hand(order) for order in range(2, 200)) * (1 + 1e-9)
 
     def hockey_stick(epsilon: float) -> float:
         def positive(x: float) -> float:

@@ -78,8 +78,8 @@ class Poisson(_Independent):
 class FixedSize:
     """Exactly `batch_size` units, every set of them as likely: a sample without replacement, anew in every step.
 
-    Batches never vary in size, which static shapes and memory like. Its bound is under replace-one alone and by Renyi
-    divergences, so it asks for more noise than Poisson subsampling of the same rate.
+    Batches never vary in size, which static shapes and memory like. It is bounded under replace-one alone, where who
+    comes in a unit's place may be as far from it as a unit can be: it asks for more noise than Poisson subsampling.
 
     Formal guarantee: see `privacy.sampling.draw`; the number of units is the one that was charged, or nothing is drawn.
 

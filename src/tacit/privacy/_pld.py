@@ -89,6 +89,9 @@ def _pair(event: DpEvent, neighbours: Neighbours, grid: float, far: float) -> tu
             if neighbours is Neighbours.REPLACE_ONE:
                 return _both(dots.sampled_gaussian_replace(q, mu, grid, far))
             return dots.sampled_gaussian_remove(q, mu, grid, far), dots.sampled_gaussian_add(q, mu, grid, far)
+        case dp_event.SampledWithoutReplacementDpEvent():
+            q, mu = event.sample_size / event.source_dataset_size, 1 / event.event.noise_multiplier
+            return _both(dots.sampled_gaussian_fixed(q, mu, grid, far))
     raise CannotTakeError(f"PLD cannot take {type(event).__name__}")
 
 
@@ -178,7 +181,8 @@ def _grid(mu_squared: float, others: Counter[DpEvent], far: float) -> float:
 
 
 def _edged(event: DpEvent) -> bool:
-    inner = event.event if isinstance(event, dp_event.PoissonSampledDpEvent) else event
+    sampled = dp_event.PoissonSampledDpEvent | dp_event.SampledWithoutReplacementDpEvent
+    inner = event.event if isinstance(event, sampled) else event
     return not isinstance(inner, dp_event.GaussianDpEvent)
 
 
@@ -186,8 +190,10 @@ def _spread(event: DpEvent, far: float) -> tuple[float, float]:
     """The standard deviation of one release's privacy loss, roughly, and how large it may get."""
     match event:
         case dp_event.PoissonSampledDpEvent() if isinstance(event.event, dp_event.GaussianDpEvent):
-            q, mu = event.sampling_probability, 1 / event.event.noise_multiplier
-            return min(q * math.sqrt(math.expm1(min(mu * mu, 50.0))), mu), dots.loss_at(q, mu, far + mu)
+            return _sampled_spread(event.sampling_probability, 1 / event.event.noise_multiplier, far)
+        case dp_event.SampledWithoutReplacementDpEvent():
+            rate = event.sample_size / event.source_dataset_size
+            return _sampled_spread(rate, 1 / event.event.noise_multiplier, far)
         case dp_event.PoissonSampledDpEvent():
             loss = sampled_pure(event.sampling_probability, 1 / event.event.noise_multiplier)
         case dp_event.LaplaceDpEvent():
@@ -201,3 +207,7 @@ def _spread(event: DpEvent, far: float) -> tuple[float, float]:
         case _:
             raise CannotTakeError(f"PLD cannot take {type(event).__name__}")
     return loss, loss
+
+
+def _sampled_spread(q: float, mu: float, far: float) -> tuple[float, float]:
+    return min(q * math.sqrt(math.expm1(min(mu * mu, 50.0))), mu), dots.loss_at(q, mu, far + mu)

@@ -127,6 +127,26 @@ def sampled_gaussian_replace(q: float, mu: float, grid: float, far: float) -> Lo
     return connect(grid, -top, top, tails)
 
 
+def sampled_gaussian_fixed(q: float, mu: float, grid: float, far: float) -> Losses:
+    """A sample of fixed size, one row for another: losses above 0 as if it was removed, below 0 as if it was added.
+
+    The divergences of the two are the worst there are above and below a ratio of 1 (docs/proofs.md, lemma 13a); a loss
+    of exactly 0 has what is left of the mass.
+    """
+
+    def tails(e: Array) -> Tails:
+        gone = _normals(_crossing(e, q, mu), [(1 - q, 0), (q, mu)], [(1, 0)])
+        come = _normals(-_crossing(-e, q, mu), [(1, 0)], [(1 - q, 0), (q, -mu)])
+        here, there = (
+            Tail(np.where(e >= 0, one.above, other.above), np.where(e >= 0, one.below, other.below))
+            for one, other in zip(gone, come, strict=True)
+        )
+        return here, there
+
+    top = loss_at(q, mu, far + mu)
+    return connect(grid, -top, top, tails)
+
+
 def laplace(epsilon: float, grid: float) -> Losses:
     """Laplace noise whose centre moves by ``epsilon`` of its scale: the loss lies in [-epsilon, epsilon]."""
 

@@ -30,7 +30,7 @@ def DPSGD(  # noqa: N802
     Formal guarantee: unit, that of the data; neighbours, add-remove by default. Each step releases one sum of
     clipped gradients over a Poisson draw with Gaussian noise; `steps` of them are composed by PLD. Empty batches are
     released like all others, and the divisor is `batch_size`. With `sampling="fixed-size"` a step draws exactly
-    `batch_size` units without replacement: under replace-one only, composed by Renyi divergences.
+    `batch_size` units without replacement: under replace-one only, composed by PLD as well.
 
     Args:
         batch_size: The expected batch size; the sampling rate is `batch_size` / size, and it is also the divisor.
@@ -38,7 +38,7 @@ def DPSGD(  # noqa: N802
         clip: The L2 bound of a unit's gradient, or a clip policy.
         clip_schedule: How the clip falls from step to step, such as `Decaying(shape="time", end=0.1)`; the noise falls
             with it, and the cost stays. For a clip that is a number.
-        sampling: "poisson" or "fixed-size": batches that never vary, at the price of more noise.
+        sampling: "poisson" or "fixed-size": batches that never vary in size, for somewhat more noise.
         batch: The earlier name of `batch_size`; it warns.
         **update: Arguments of `Update`: lr, momentum, rule="adam", schedule, average, ...
 

@@ -97,7 +97,8 @@ def poisson(sample_rate: float, event: DpEvent, steps: int = 1) -> DpEvent:
 def without_replacement(sample_size: int, size: int, event: DpEvent, steps: int = 1) -> DpEvent:
     """``steps`` releases, each from ``sample_size`` of ``size`` units that are drawn at random without replacement.
 
-    It is bounded under replace-one, for Gaussian noise, by Renyi divergences (Wang, Balle & Kasiviswanathan 2019).
+    It is bounded under replace-one, for Gaussian noise: by PLD (docs/proofs.md, lemma 13a), or by Renyi divergences
+    (Wang, Balle & Kasiviswanathan 2019).
 
     Args:
         sample_size: The number of units of every draw.
