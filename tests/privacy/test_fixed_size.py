@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from dp_accounting import dp_event
 from scipy.integrate import quad
 from scipy.special import comb, logsumexp
 from scipy.stats import chi2, norm
@@ -170,3 +171,10 @@ def test_epsilon_lies_between_two_bounds_that_are_derived_here(
     )
     assert hockey_stick(one.epsilon) <= delta
     assert one.epsilon <= claimed.epsilon
+
+
+@pytest.mark.parametrize("noise", [0.2, 0.5, 2.0])
+def test_a_sample_of_all_units_is_no_sampling(noise: float) -> None:
+    everybody = dp_event.SampledWithoutReplacementDpEvent(5, 5, dp_event.GaussianDpEvent(noise))
+    plain = guarantee(events.gaussian(noise), delta=1e-5, neighbours=Neighbours.REPLACE_ONE)
+    assert guarantee(everybody, delta=1e-5, neighbours=Neighbours.REPLACE_ONE) == plain

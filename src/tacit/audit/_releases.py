@@ -185,14 +185,14 @@ def poisson(
 def without_replacement(
     sample: int, size: int, noise: float, *, neighbours: Neighbours | str = Neighbours.REPLACE_ONE
 ) -> Release:
-    """`mechanisms.gaussian` over a sample of fixed size, of which the first unit alone contributes: a trial a draw."""
+    """`mechanisms.gaussian` over a sample of fixed size, a draw a trial; all others are far from the first."""
 
     def release(present: bool, trials: int) -> Array:
-        value, seen = ends(neighbours)[present], np.zeros(trials)
+        (low, high), seen = ends(neighbours), np.zeros(trials)
         with paid(events.without_replacement(sample, size, events.gaussian(noise), trials), neighbours) as receipt:
             for trial in range(trials):
                 drawn = bool((sampling.draw(receipt, size) == 0).any())
-                total = torch.tensor([value * drawn], dtype=torch.float64)
+                total = torch.tensor([sample * low + (high - low) * (drawn and present)], dtype=torch.float64)
                 seen[trial] = float(mechanisms.gaussian(Sum.of(total), receipt)["w"])
         return seen
 

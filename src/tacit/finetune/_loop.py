@@ -133,10 +133,10 @@ class Run:
         In floating point: the sum of a step is added up in float64, unit after unit of a portion and portion after
         portion. Where one unit is blanked or replaced, shapes and order stay, so no other unit's terms change, and the
         sum moves by the clip (twice it, if replaced) and by what float64 additions round: at most n^2 2^-53 of the clip
-        for n drawn units (1e-10 for a thousand, 4e-7 for 60,000). Where one is added or removed, the others move up a
-        place and a portion has a row more: the additions round no more than before, but matrix products of the forward
-        and backward pass may round a row differently at another place or batch size. That is the one residual which
-        nothing bounds strictly: some 1e-7 of the clip per unit for float32 models, of either sign, and 1e-16 for
+        for n drawn units (1e-10 for a thousand, 4e-7 for 60,000). Where one is added or removed (or is drawn where it
+        was not), others move by a place and a portion may have a row more: the additions round no more than before, but
+        matrix products of both passes may round a row differently at another place or batch size. That is the one
+        residual which nothing bounds strictly: some 1e-7 of the clip per unit for float32 models, of either sign, and 1e-16 for
         float64 ones; none where the library computes rows alike at every place. The number of rows that the largest
         unit has decides how portions are cut: declare it (`rows_each`) where it may be odd.
         """

@@ -297,13 +297,9 @@ class Adapt(Spending):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _positive(
-            batch_size=self.batch_size,
-            lr=None if self.lr == "auto" else self.lr,
-            clip=self.clip,
-            contributions=self.contributions,
-            every=self.every,
-        )
+        rate = None if self.lr == "auto" else self.lr
+        _positive(batch_size=self.batch_size, lr=rate, clip=self.clip, contributions=self.contributions)
+        _positive(every=self.every)
         if self.noise == "correlated" and self.size is None:
             raise ValueError("correlated noise needs size, the public number of rows of the stream.")
 

@@ -161,7 +161,10 @@ def _divided(leaf: DpEvent, neighbours: Neighbours) -> DpEvent | None:
                 raise UnsupportedEvent(
                     "Sampling without replacement is bounded for Gaussian noise under replace-one only."
                 )
-            return attr.evolve(leaf, event=dp_event.GaussianDpEvent(noise / factor)) if noise > TINY else None
+            if noise <= TINY:
+                return None
+            inner = dp_event.GaussianDpEvent(noise / factor)
+            return inner if leaf.sample_size == leaf.source_dataset_size else attr.evolve(leaf, event=inner)
         case dp_event.ZCDpEvent():
             return attr.evolve(leaf, rho=leaf.rho * factor**2)  # what xi becomes depends on the order: ``accounting``
         case dp_event.RandomizedResponseDpEvent() if neighbours is Neighbours.REPLACE_ONE:
