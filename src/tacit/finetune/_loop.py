@@ -136,9 +136,9 @@ class Run:
         for n drawn units (1e-10 for a thousand, 4e-7 for 60,000). Where one is added or removed (or is drawn where it
         was not), others move by a place and a portion may have a row more: the additions round no more than before, but
         matrix products of both passes may round a row differently at another place or batch size. That is the one
-        residual which nothing bounds strictly: some 1e-7 of the clip per unit for float32 models, of either sign, and 1e-16 for
-        float64 ones; none where the library computes rows alike at every place. The number of rows that the largest
-        unit has decides how portions are cut: declare it (`rows_each`) where it may be odd.
+        residual which nothing bounds strictly: some 1e-7 of the clip per unit for float32 models, of either sign, and
+        1e-16 for float64 ones; none where the library computes rows alike at every place. The number of rows that the
+        largest unit has decides how portions are cut: declare it (`rows_each`) where it may be odd.
         """
         step, steps = self.done, self.optimizer.steps
         if self.store is not None and (self._leased is None or step == self._leased):
