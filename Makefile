@@ -21,7 +21,7 @@ endif
 
 # Files in the order of their names: sorted by their number of tests, those with few and long ones would come last.
 test: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow and not cluster"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --durations 15 -m "not slow and not cluster"
 
 test-slow: $(VENV)/.test test-cluster
 	$(BIN)/pytest -m slow
