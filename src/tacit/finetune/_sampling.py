@@ -46,14 +46,8 @@ class _Independent(Sampler):
 
 
 @dataclass(frozen=True)
-class Poisson(_Independent):
-    """Poisson subsampling: every unit, independently, with probability `batch_size` / size.
-
-    Batches vary in size and may be empty.
-
-    Args:
-        batch_size: The expected batch size.
-    """
+class _Subsampled(Sampler):
+    """A subset of `batch_size` units, exactly or on average, that the receipt draws anew in every step."""
 
     batch_size: int
 
@@ -75,7 +69,21 @@ class Poisson(_Independent):
 
 
 @dataclass(frozen=True)
-class FixedSize:
+class Poisson(_Subsampled):
+    """Poisson subsampling: every unit, independently, with probability `batch_size` / size.
+
+    Batches vary in size and may be empty.
+
+    Args:
+        batch_size: The expected batch size.
+    """
+
+    def event(self, size: int, release: DpEvent, steps: int = 1) -> DpEvent:
+        return events.poisson(self.rate(size), release, steps)
+
+
+@dataclass(frozen=True)
+class FixedSize(_Subsampled):
     """Exactly `batch_size` units, every set of them as likely: a sample without replacement, anew in every step.
 
     Batches never vary in size, which static shapes and memory like. It is bounded under replace-one alone, where who
@@ -86,24 +94,6 @@ class FixedSize:
     Args:
         batch_size: The batch size.
     """
-
-    batch_size: int
-
-    def __post_init__(self) -> None:
-        check_count(self.batch_size, "A batch")
-
-    def rate(self, size: int) -> float:
-        return min(1.0, self.batch_size / size)
-
-    def expected(self, size: int) -> float:
-        return min(float(self.batch_size), float(size))
-
-    def participations(self, steps: int) -> tuple[int, int]:
-        return steps, 1
-
-    def draw(self, receipt: Receipt, step: int, people: int, *, ahead: int = 0) -> Tensor:
-        del step
-        return sampling.draw(receipt, people, ahead=ahead)
 
     def event(self, size: int, release: DpEvent, steps: int = 1) -> DpEvent:
         return events.without_replacement(min(self.batch_size, size), size, release, steps)
