@@ -48,3 +48,22 @@ def test_what_has_a_rule_of_its_own_is_refused() -> None:
         DPSGD(batch_size=8, steps=4, clip=Automatic(), clip_schedule=SCHEDULE)
     with pytest.raises(ValueError, match="one known variance"):
         DPSGD(batch_size=8, steps=4, clip_schedule=SCHEDULE, rule="adambc")
+
+
+@pytest.mark.parametrize(
+    ("clip", "schedule", "sentence"),
+    [
+        (1.0, [1.0, 0.5, 0.2, 0.1], "a schedule such as"),
+        (1.0, "exponential", "a schedule such as"),
+        (1.0, Decaying(k=400.0, period=1), "falls to 0"),
+        (1.0, Decaying(shape="time", k=1e300, period=1), "falls to 3.33333e-301"),
+        (1e-29, Decaying(end=0.01, period=1), "falls to 1e-31"),
+        ("1", SCHEDULE, "clip must be a number"),
+    ],
+)
+def test_a_schedule_that_comes_to_nothing_is_refused_before_a_charge(
+    clip: object, schedule: object, sentence: str
+) -> None:
+    """It was found in the step in which no clip was left, and the budget was spent."""
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        DPSGD(batch_size=8, steps=4, clip=clip, clip_schedule=schedule)  # type: ignore[arg-type]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -135,3 +137,14 @@ def mean_losses(losses: Tensor) -> list[float]:
     return [
         float(torch.stack([v for v, u in zip(losses, UNITS, strict=True) if u == unit]).mean()) for unit in range(4)
     ]
+
+
+@pytest.mark.parametrize("scalar", [np.float16(0.3), np.float32(0.3), torch.tensor(0.3, dtype=torch.float16)])
+@pytest.mark.parametrize("policy", [Flat, Automatic, PerLayer, lambda bound: PerLayer({"gradient": bound})])
+def test_a_bound_in_few_bits_keeps_its_margin(scalar: Any, policy: Any) -> None:
+    """In 16 bits 1 - 1e-5 is 1: a unit would reach the bound itself, with nothing left for rounding."""
+    made = policy(scalar)
+    (bound,) = made.bounds({"gradient": ("weight",)}).values()
+    (factors,) = made.factors({"gradient": torch.tensor([1e6], dtype=torch.float64)}, torch.zeros(1)).values()
+    assert type(bound) is float
+    assert float(factors[0]) * 1e6 <= bound * (1 - 0.9e-5)

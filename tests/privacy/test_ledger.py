@@ -493,6 +493,19 @@ def test_names_are_printable_and_short(name: str) -> None:
         ledger.subject(name, budget=BUDGET)
 
 
+@pytest.mark.parametrize("name", ["cafe\u0301", "clinic ", " clinic", "  "])
+def test_names_that_look_alike_are_one_subject(name: str) -> None:
+    """Each would have had a budget of its own; a ledger of before that has such a subject still serves it."""
+    with Ledger("sqlite://") as ledger:
+        with pytest.raises(ValueError, match="look the same"):
+            ledger.subject(name, Budget(1.0, 1e-6))
+        assert not ledger.entries()
+        with pytest.MonkeyPatch.context() as before:
+            before.setattr("tacit.privacy._totals.check_new_name", lambda _: None)
+            ledger.subject(name, Budget(1.0, 1e-6))
+        assert ledger.subject(name, Budget(1.0, 1e-6)).name == name
+
+
 def test_any_text_can_be_a_name_or_a_note(ledger: Ledger) -> None:
     name, note = "Klinik Süd 'a'; -- \"%s\" :x 医院", "line\nbreak \x00 \ud800 %(x)s"
     ledger.subject(name, budget=BUDGET)

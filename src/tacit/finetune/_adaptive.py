@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from tacit.data import Rows
 from tacit.finetune._noise_schedules import Decaying
 from tacit.finetune._queries import Gradient, GradientAsker, GradientQuery, Loss
-from tacit.gradients import AdaptiveQuantile, ClippedSum, Engine, Flat, Policy
+from tacit.gradients import AdaptiveQuantile, ClippedSum, Engine, Flat, Policy, as_policy
 
+_LEAST = 1e-30  # of a scheduled clip: below it a factor is taken for zero, and nothing is left of a gradient
 _RANGE = 1e6  # the clip stays within this factor of where it began, whatever the noise does
 
 
@@ -71,7 +72,17 @@ class ScheduledClip:
     steps: int
 
     def __post_init__(self) -> None:
-        Flat(self.clip)
+        as_policy(self.clip)
+        if not isinstance(self.schedule, Decaying):
+            raise TypeError(
+                f"clip_schedule is a schedule such as finetune.Decaying(end=0.1), not {type(self.schedule).__name__}."
+            )
+        last = self.schedule.multiplier(self.clip, self.steps - 1, self.steps)
+        if not last >= _LEAST:
+            raise ValueError(
+                f"By this schedule the clip falls to {last:g}, and nothing is left of a gradient below {_LEAST:g}: let "
+                "it fall more slowly."
+            )
 
     def of_step(self, step: int) -> Flat:
         """The clip of a step, from 0 on; that of the last one also after it."""

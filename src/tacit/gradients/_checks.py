@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tacit.gradients import _validation as learning
 from tacit.gradients._batches import count_rows, leaves, row_shapes, rows_of
-from tacit.gradients._fallback import OF_THE_MACHINE, raising_rows
+from tacit.gradients._fallback import raising_rows
 from tacit.gradients._isolation import Loss, RowsMixed, undisturbed, with_outputs
 from tacit.gradients._numbers import plain_numbers
 from tacit.gradients._parameter_swap import ParameterSwap
@@ -133,8 +133,6 @@ class Checks(ABC):
         try:
             self._check(batch, found := integers_of(batch))
             return found
-        except OF_THE_MACHINE:
-            raise
         except Exception:
             with undisturbed(self.model):
                 raising = raising_rows(self._loss, batch, grouped)

@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +23,11 @@ SMALLEST_FACTOR = 1e-30
 Blocks = dict[str, tuple[str, ...]]
 
 
-def _positive(value: float, what: str) -> None:
+def _positive(value: float, what: str) -> float:
+    """The value as a float: in a scalar of 16 bits the margin below the bound would be lost."""
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{what} must be a positive number, not {value!r}.")
+    return float(value)
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class Flat(Policy):
     bound: float
 
     def __post_init__(self) -> None:
-        _positive(self.bound, "The clip bound")
+        object.__setattr__(self, "bound", _positive(self.bound, "The clip bound"))
 
     def bounds(self, blocks: Blocks) -> dict[str, float]:
         return dict.fromkeys(blocks, self.bound)
@@ -135,8 +138,8 @@ class Automatic(Policy):
     stability: float = 0.01
 
     def __post_init__(self) -> None:
-        _positive(self.bound, "The clip bound")
-        _positive(self.stability, "The stability constant")
+        object.__setattr__(self, "bound", _positive(self.bound, "The clip bound"))
+        object.__setattr__(self, "stability", _positive(self.stability, "The stability constant"))
 
     def bounds(self, blocks: Blocks) -> dict[str, float]:
         return dict.fromkeys(blocks, self.bound)
@@ -160,8 +163,12 @@ class PerLayer(Policy):
     bound: float | Mapping[str, float]
 
     def __post_init__(self) -> None:
-        for value in self.bound.values() if isinstance(self.bound, Mapping) else (self.bound,):
-            _positive(value, "A layer's clip bound")
+        what = "A layer's clip bound"
+        if isinstance(self.bound, Mapping):
+            bound: Any = {name: _positive(value, what) for name, value in self.bound.items()}
+        else:
+            bound = _positive(self.bound, what)
+        object.__setattr__(self, "bound", bound)
 
     def blocks(self, names: tuple[str, ...]) -> Blocks:
         layers: dict[str, list[str]] = {}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tacit._deprecation import renamed_argument
+from tacit._refusals import of_the_machine
 from tacit.gradients._batches import change, count_rows, leaves, row_shapes, rows_of
 from tacit.gradients._checks import KEPT, Checks
 from tacit.gradients._clipping import Policy, as_policy
@@ -269,10 +270,9 @@ class Engine(Checks):
             whole = grouped.trivial and part.numel() == grouped.rows  # in order, then
             recorder, losses = self._watch(batch if whole else rows_of(batch, part, grouped.rows), local)
             return recorder, losses, local, odd
-        except OF_THE_MACHINE:
-            raise
         except Exception as error:  # in silence: the values of private rows must not decide what is printed
-            self._blame_the_code(batch, error)
+            failed = error
+        self._blame_the_code(batch, failed, part)
         for unit in range(local.count):
             mine = part[local.of_row == unit]
             odd[unit] = not self._fits(rows_of(batch, torch.cat([mine, mine]), grouped.rows), 2 * mine.numel())
@@ -282,8 +282,6 @@ class Engine(Checks):
             try:
                 recorder, losses = self._watch(rows_of(batch, index, grouped.rows), local)
                 return recorder, losses, local, odd
-            except OF_THE_MACHINE:
-                raise
             except Exception:  # only together: the model decides by the whole batch
                 pass
         return None, part, local, torch.ones_like(odd)
@@ -305,27 +303,36 @@ class Engine(Checks):
             put_back(self.model, state)
             try:
                 check_unit(self._watch, tally, batch, part, local, unit, self._plan.coarse)
-            except (RowsMixed, *OF_THE_MACHINE):
+            except RowsMixed:
                 raise
             except Exception:  # rows that fail say nothing about mixing
                 return
 
-    def _fits(self, batch: Any, rows: int) -> bool:
-        """Whether these rows take a way that was checked."""
+    def _fits(self, batch: Any, rows: int, *, raising: Callable[[Exception], bool] = lambda _: False) -> bool:
+        """Whether these rows take a way that was checked; `raising` are errors that are passed on."""
         try:
             self._watch(batch, Units.singletons(rows, next(leaves(batch)).device))
-        except OF_THE_MACHINE:
-            raise
-        except Exception:  # whatever rows can do
+        except Exception as error:  # whatever rows can do
+            if raising(error):
+                raise
             return False
         return True
 
-    def _blame_the_code(self, batch: Any, error: Exception) -> None:
-        """Raise if rows that passed the checks fail as well: then it is not the values of private rows."""
+    def _blame_the_code(self, batch: Any, error: Exception, part: Tensor) -> None:
+        """Raise if it is not the values of private rows: if rows that passed the checks fail as well.
+
+        Of memory a row may ask for any amount; if as many blank rows find none either, it is the machine's failure.
+        The first error's message may quote private values, so the second one is raised. Call it outside of `except`:
+        a traceback prints the first as the context of the second.
+        """
+        if of_the_machine(error):
+            blank = change(batch, lambda t: torch.zeros_like(t[: part.numel()]))
+            with undisturbed(self.model):
+                self._fits(blank, part.numel(), raising=of_the_machine)
+            return
         specimen = self._plan.specimens.get(row_shapes(batch))
         if isinstance(error, UnsupportedPattern) or specimen is None:
             return
-        # The first error's message may quote private values, so this one is raised.
         with undisturbed(self.model):
             given = change(specimen, Tensor.clone)
             list(row_gradients(self.model, self._loss, self._slots.parameters, given, torch.arange(1), 2))
@@ -363,12 +370,13 @@ class Engine(Checks):
         losses = []
         for chunk in torch.split(part, self.microbatch or part.numel()):
             local = Units(torch.zeros_like(chunk), 1)
+            failed: Exception | None = None
             try:
                 recorder, loss = self._watch(rows_of(batch, chunk, rows), local)
-            except OF_THE_MACHINE:
-                raise
             except Exception as error:
-                self._blame_the_code(batch, error)
+                failed = error
+            if failed is not None:
+                self._blame_the_code(batch, failed, chunk)
                 return False
             tally.note_outputs(recorder.outputs, chunk, torch.ones_like(chunk, dtype=torch.bool), rows)
             share = torch.full((1,), chunk.numel() / part.numel(), dtype=torch.float64, device=loss.device)
@@ -391,11 +399,10 @@ class Engine(Checks):
         """The mean gradient and loss of these rows in float64; None if they cannot be computed."""
         try:
             return mean_gradient(row_gradients(self.model, self._loss, self._slots.parameters, batch, mine, rows))
-        except OF_THE_MACHINE:
-            raise
         except Exception as error:
-            self._blame_the_code(batch, error)
-            return None
+            failed = error
+        self._blame_the_code(batch, failed, mine[:1])
+        return None
 
     def _build(self, batch: Any, part: Tensor, members: Tensor, grouped: Units) -> tuple[dict[str, Tensor], Tensor]:
         """The gradient of each of these units, and which of them are odd."""

@@ -120,6 +120,7 @@ class Ledger:
         """
         totals.check_name(name)
         if self.get_subject(name) is None:
+            totals.check_new_name(name)
             check_unit_name(unit)
         if plan is not None and isinstance(plan, DpEvent):
             plan = [plan]

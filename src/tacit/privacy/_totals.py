@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -63,6 +64,18 @@ def check_name(name: str) -> None:
     """Refuse a subject's name that cannot be shown."""
     if not name or len(name) > 200 or not name.isprintable():
         raise ValueError("A subject has a printable name of at most 200 characters.")
+
+
+def check_new_name(name: str) -> None:
+    """Refuse a name that is shown like another one: the two would have a budget each.
+
+    That is so of accents that are characters of their own (as some file systems write them) and of spaces at the ends.
+    """
+    if name != unicodedata.normalize("NFC", name).strip():
+        raise ValueError(
+            "A subject's name has no space at its ends, and its accents are part of their letters (the form NFC of "
+            "Unicode): otherwise two subjects would look the same, with a budget each."
+        )
 
 
 def check_declared(subject: Subject) -> None:
