@@ -17,6 +17,7 @@ from tacit._curator import Curator, ErrorEvent, report_error
 from tacit._deprecation import renamed_attributes
 
 T = TypeVar("T")
+WARNED = "There was a warning while rows were read, or by model or loss. They are used as they came."
 _MEMORY = "There was not enough memory to read some rows. Details may reveal rows: see curator=."
 
 
@@ -33,16 +34,20 @@ def attempt(function: Callable[..., T], *args: Any, sentence: str, curator: Cura
 
     A `Refusal` from inside is passed on; what is about memory (see `of_the_machine`) stays a `MemoryError`, without its
     text: "cannot allocate (4711, 9000000)" is what a broken file says of itself. The foreign exception is neither cause
-    nor context of what is raised, so no traceback prints it. Call it outside of any `except` clause.
+    nor context of what is raised, so no traceback prints it. Call it outside of any `except` clause. Warnings go to the
+    curator alone.
     """
     memory = False
-    try:
-        return function(*args)
-    except Refusal:
-        raise
-    except Exception as error:
-        memory = of_the_machine(error)
-        event = ErrorEvent(_MEMORY if memory else sentence, text_of(error))
+    with recorded_warnings() as texts:
+        try:
+            return function(*args)
+        except Refusal:
+            raise
+        except Exception as error:
+            memory = of_the_machine(error)
+            event = ErrorEvent(_MEMORY if memory else sentence, text_of(error))
+        finally:
+            report_warnings(texts, curator)
     report_error(curator, event)
     raise MemoryError(_MEMORY) if memory else Refusal(sentence)
 
@@ -64,6 +69,12 @@ def recorded_warnings() -> Iterator[list[str]]:
         yield texts
     finally:
         warnings.showwarning = shown
+
+
+def report_warnings(texts: list[str], curator: Curator | None) -> None:
+    """Hand the texts of warnings to the curator, each once."""
+    for text in dict.fromkeys(texts):
+        report_error(curator, ErrorEvent(WARNED, text))
 
 
 def text_of(error: BaseException) -> str:

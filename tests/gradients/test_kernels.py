@@ -278,6 +278,9 @@ def test_moments_of_odd_rows() -> None:
         assert torch.equal(mine[[0, 4]], other[[0, 4]])
     for unsuited in (x.double(), x.mT, x[:0], x.bfloat16()):
         assert kernels.channel_moments(unsuited, mean, scale) is None
+    for channels in (1, 3):  # a map of another layer: beyond the ends of mean and scale lies what is no one's business
+        assert kernels.channel_moments(torch.ones(5, channels, 20), mean, scale) is None
+    assert kernels.channel_moments(x, torch.zeros(4)[::2], scale) is None
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import traceback
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
@@ -411,3 +412,64 @@ def test_a_job_does_not_print_how_to_open_the_ledger() -> None:
         note="a trial",
     )
     assert "secret" not in repr(job)
+
+
+class Talkative(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """Data whose code warns of one row, or raises at it, with its name; labels are read item by item."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, place: int) -> tuple[Tensor, int]:
+        if place == 17 and self.how == "warns":
+            warnings.warn("patient Miller is 47 years old", stacklevel=1)
+        if place == 17 and self.how == "raises":
+            raise ValueError("patient Miller is 47 years old")
+        return torch.ones(6), place % 3
+
+
+def test_a_trainable_says_nothing_of_rows_that_cannot_be_read() -> None:
+    with pytest.raises(ValueError, match="The data cannot be read") as raised:
+        tune.Finetuning(probe(), Talkative("raises"), size=24, classes=3)
+    assert "is 47" not in str(raised.value)
+    assert raised.value.__context__ is None
+    with pytest.raises(ValueError, match="The data cannot be read"):
+        finetune.cache_blocks(probe(), Talkative("raises"), last_blocks=1)
+
+
+def test_warnings_about_private_rows_reach_the_curator_alone() -> None:
+    """Where labels are read as well: a warning that names a row was printed."""
+    heard: list[Any] = []
+    options: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5, "size": 24, "scheme": "full", "classes": 3}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("always", message="patient")
+        with pytest.MonkeyPatch.context() as patched:
+            shown: list[str] = []
+            patched.setattr(warnings, "showwarning", lambda message, *_, **__: shown.append(str(message)))
+            data = Talkative("warns")
+            tune.Finetuning(probe(), data, size=24, classes=3)
+            ledger = Ledger("sqlite://")
+            finetune.fit(probe(), data, optimizer=DPGD(steps=1), ledger=ledger, curator=heard.append, **options)
+    assert not [text for text in shown if "Miller" in text]
+    assert [event for event in heard if "Miller" in str(getattr(event, "details", event))]
+
+
+def test_a_part_of_another_size_cannot_draw_batches_of_a_fixed_size_and_is_charged_nothing() -> None:
+    """Coins decide who is in a part, so that its declared size is not its number of units."""
+
+    def fixed(point: tune.Hyperparameters) -> Optimizer:
+        return DPSGD(batch_size=50, steps=point.steps, lr=point.lr, sampling="fixed-size")
+
+    trainable = tune.Finetuning(probe(), rows(), size=400, classes=3, optimizer=fixed)
+    point = tune.Hyperparameters(lr=0.1, steps=2)
+    assert events.releases(trainable.event(point, 1.0, Neighbours.REPLACE_ONE)) == 2
+    for part in trainable.split(0.3, seed=1):
+        assert part.size != len(part._records)
+        with pytest.raises(ValueError, match="true number"):
+            part.event(point, 1.0, Neighbours.REPLACE_ONE)
+        with pytest.raises(ValueError, match="true number"):
+            part.event_with(point, 1.0)

@@ -28,6 +28,7 @@ from tacit.finetune._sampling import CyclicPoisson, Everyone, FixedSize, Passes,
 from tacit.finetune._sources import agree as agree
 from tacit.finetune._sources import as_records as as_records
 from tacit.finetune._sources import prepared as prepared
+from tacit.finetune._sources import read_records as read_records
 from tacit.finetune._standardise import RowNorm, Standardise
 from tacit.finetune._standardise import RowNormalizer as RowNormalizer
 from tacit.finetune._tasks import Classes, Labels, Task

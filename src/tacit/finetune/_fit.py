@@ -13,7 +13,6 @@ from tacit._context import PrivacyContext, takes_context
 from tacit._curator import Curator
 from tacit._deprecation import renamed_argument
 from tacit._guard_rails import warn_near_chance
-from tacit._refusals import attempt
 from tacit.data import Records, TensorRecords, unit_ids_of
 from tacit.distributed import team
 from tacit.finetune._account import Promise, assumptions, check_promise, cost
@@ -26,9 +25,8 @@ from tacit.finetune._loop import Run
 from tacit.finetune._optimizers import Optimizer, called
 from tacit.finetune._ranks import account_for, check_ranks
 from tacit.finetune._reading import try_workers
-from tacit.finetune._sampling import FixedSize
 from tacit.finetune._saving import Store
-from tacit.finetune._sources import agree, as_records, prepared, workers_of
+from tacit.finetune._sources import agree, prepared, read_records, workers_of
 from tacit.finetune._standardise import RowNorm, Standardise
 from tacit.finetune._tasks import Classes, Task, loss_of
 from tacit.finetune._team_run import TeamRun
@@ -39,8 +37,6 @@ from tacit.privacy import Budget, Ledger, Neighbours, Receipt, Unit, mechanisms
 from tacit.privacy.events import check_count
 from tacit.progress import shown
 from tacit.recipes import Progress
-
-_UNREADABLE = "The data cannot be read. Nothing was charged. What went wrong may reveal rows: see curator=."
 
 
 @takes_context
@@ -197,8 +193,8 @@ def fit(
         if value is not None:
             check_count(value, what)
     workers = 0 if ranks is not None else check_workers(workers_of(data) if workers is None else workers)
-    read = partial(as_records, data, named, unit_ids=unit_ids, rows_each=rows_each, augment=augment, model=model)
-    records = attempt(read, sentence=_UNREADABLE, curator=curator)
+    how: dict[str, Any] = {"model": model, "curator": curator}
+    records = read_records(data, named, unit_ids=unit_ids, rows_each=rows_each, augment=augment, **how)
     whom, ids = agree(records, named), unit_ids_of(records)
     optimizer.check(relation, resumable=checkpoint is not None, named=ids is not None)
     if size is None and relation is Neighbours.ADD_REMOVE:
@@ -214,8 +210,7 @@ def fit(
     check_labels(task, records, curator)
     held_out = None
     if evaluate is not None:
-        read = partial(as_records, evaluate.data, whom, public=evaluate.public, model=model)
-        held_out = attempt(read, sentence=_UNREADABLE, curator=curator)
+        held_out = read_records(evaluate.data, whom, public=evaluate.public, **how)
         check_labels(task, held_out, curator)
         if not evaluate.public:
             check_rows_alone(task, held_out.labels())
@@ -223,11 +218,7 @@ def fit(
             if payer is not None:
                 payer.check_terms(unit=whom, neighbours=relation)
     people = len(records) if size is None else size
-    if isinstance(optimizer.sampler, FixedSize) and people != len(records):
-        raise ValueError(
-            "Batches of a fixed size are drawn from all units, whose number is public under replace-one: leave size= "
-            "out, or give the true number."
-        )
+    optimizer.check_size(people, len(records))
     stops = evaluate is not None and evaluate.patience is not None
     budget = cost(receipt, delta) if receipt is not None else Budget(epsilon or 0.0, delta)
     promise = Promise(budget=budget, unit=whom, neighbours=relation, size=people, stops=stops)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tacit._curator import Curator, ErrorEvent, report_error
 from tacit._guard_rails import warn_of_pixels
-from tacit._refusals import Refusal, of_the_machine, recorded_warnings, text_of
+from tacit._refusals import WARNED, Refusal, of_the_machine, recorded_warnings, report_warnings, text_of
 from tacit.data import Broken, Records, Rows
 from tacit.finetune._workers import ahead
 from tacit.gradients import RowsMixed, change
@@ -29,7 +29,6 @@ Compute = Callable[[Rows, Tensor | None], T]  # of rows, and which of them are m
 
 LOOKED_AT = 5  # units that agree on what rows look like
 UNREADABLE = "The rows of a unit cannot be used: it contributes nothing, in its place."
-WARNED = "There was a warning while rows were read, or by model or loss. They are used as they came."
 LATER = "Some rows cannot be read now. Nothing of this step was released: run again to go on."
 DIFFERENT = (
     "Rows cannot be read, or differ in shape or type (up to five units were looked at): give rows of one shape and "
@@ -246,8 +245,7 @@ def in_place(compute: Compute[T], rows: Rows, mute: Tensor | None, curator: Cura
     """
     with recorded_warnings() as texts:
         found = _in_place(compute, rows, mute, curator)
-    for text in dict.fromkeys(texts):
-        report_error(curator, ErrorEvent(WARNED, text))
+    report_warnings(texts, curator)
     return found
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
-from tacit._refusals import Refusal
+from tacit._curator import Curator
+from tacit._refusals import Refusal, attempt
 from tacit.data import (
     Records,
     TensorRecords,
@@ -22,6 +24,13 @@ from tacit.finetune._loader import check_loader
 from tacit.gradients import refuse_live_statistics
 from tacit.models import scratch, select, with_head
 from tacit.privacy import Unit
+
+UNREADABLE = "The data cannot be read. Nothing was charged. What went wrong may reveal rows: see curator=."
+
+
+def read_records(data: Any, unit: Unit | None = None, *, curator: Curator | None = None, **how: Any) -> Records:
+    """`as_records` of private data: what their own code raises or warns of goes to the curator alone."""
+    return attempt(partial(as_records, data, unit, **how), sentence=UNREADABLE, curator=curator)
 
 
 def as_records(

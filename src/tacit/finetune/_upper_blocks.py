@@ -22,7 +22,7 @@ from tacit.data import Records, Rows, TensorRecords, synthetic_rows
 from tacit.finetune._features import LATE, Backbone, space_for
 from tacit.finetune._one_pass import OnePass
 from tacit.finetune._reading import Later, likeness, to, where_of
-from tacit.finetune._sources import as_records
+from tacit.finetune._sources import read_records
 from tacit.finetune._tasks import outputs_of
 from tacit.models import blocks_of
 from tacit.privacy import Unit
@@ -262,7 +262,7 @@ def cache_blocks(
         ValueError: The model cannot be cut there, or its rows have no activations of their own.
     """
     named = None if unit is None else Unit(unit)
-    table = as_records(data, named, unit_ids=unit_ids, rows_each=rows_each, model=model)
+    table = read_records(data, named, unit_ids=unit_ids, rows_each=rows_each, model=model, curator=curator)
     if getattr(table, "augmented", False) or not isinstance(table, TensorRecords):
         raise Refusal("Activations are cached of tensors, data sets and texts that are not augmented.")
     model.eval()

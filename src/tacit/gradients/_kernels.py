@@ -173,6 +173,9 @@ def channel_moments(x: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Ten
         and type(x) is Tensor
         and x.is_contiguous()
         and x.numel()
+        and mean.shape == scale.shape == x.shape[1:2]  # beyond their ends the kernel would read what lies behind
+        and mean.is_contiguous()
+        and scale.is_contiguous()
         and kernels_in_use()
     ):
         return None

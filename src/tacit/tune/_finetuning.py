@@ -23,7 +23,6 @@ from tacit.finetune import (
     Standardise,
     Task,
     agree,
-    as_records,
     blank_row,
     check_labels,
     check_rows_alone,
@@ -34,6 +33,7 @@ from tacit.finetune import (
     likeness,
     plan,
     prepared,
+    read_records,
     right_by_unit,
 )
 from tacit.models import head_of
@@ -140,7 +140,7 @@ class Finetuning:
             known = ", ".join(sorted(_OPTIONS))
             raise ValueError(f"A trial cannot be given {min(unknown)!r}; what there is beside the rest: {known}.")
         shown = {name: options.pop(name, None) for name in ("rows_each", "augment")}  # of the records, not of a run
-        self._records = as_records(data, named, unit_ids=unit_ids, model=model, **shown)
+        self._records = read_records(data, named, unit_ids=unit_ids, model=model, **shown)
         self.unit = agree(self._records, named)
         check_labels(self._task, self._records)
         check_rows_alone(self._task, self._records.labels(), confidence=measure == "loss")
@@ -161,6 +161,7 @@ class Finetuning:
         """What a run of `mu` releases: its optimizer's steps, with the noise that makes them so much."""
         optimizer, delta = self.optimizer(hyperparameters), self.delta
         optimizer.check(neighbours, resumable=False, named=unit_ids_of(self._records) is not None)
+        optimizer.check_size(self.size, len(self._records))
         one = gaussian_noise(optimizer.event(1.0, self.size))
         if one is not None:
             return optimizer.event(neighbours.factor / (mu * one), self.size)
@@ -199,7 +200,9 @@ class Finetuning:
 
     def event_with(self, hyperparameters: Hyperparameters, noise: float) -> DpEvent:
         """What a run with this noise multiplier releases."""
-        return self.optimizer(hyperparameters).event(noise, self.size)
+        optimizer = self.optimizer(hyperparameters)
+        optimizer.check_size(self.size, len(self._records))
+        return optimizer.event(noise, self.size)
 
     def __call__(self, hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> nn.Module:
         """A trained copy of the model."""

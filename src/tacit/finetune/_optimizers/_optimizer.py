@@ -126,6 +126,22 @@ class Optimizer:
                 "leave checkpoint= out."
             )
 
+    def check_size(self, size: int, units: int) -> None:
+        """Refuse a declared number of units that is not the true one, where draws are from all of them.
+
+        Args:
+            size: The declared number of units.
+            units: The true one, which is public where it matters.
+
+        Raises:
+            ValueError: They differ.
+        """
+        if isinstance(self.sampler, FixedSize) and size != units:
+            raise ValueError(
+                "Batches of a fixed size are drawn from all units, whose number is public under replace-one: leave "
+                "size= out, or give the true number."
+            )
+
     def check_split(self, query: GradientQuery, scale: float) -> None:
         """Refuse a noise that cannot be split as the query wants it, before anything is charged."""
         for noise in {self.noise.multiplier(scale, step, self.steps) for step in range(self.steps)}:
