@@ -13,9 +13,10 @@ from torch import nn
 
 from tacit._guard_rails import GuardRailWarning
 from tacit.adapt import DP, EATA, SAR, Adapter, Clip, Monitor, RedundancyFilter, Tent, Watch, entropy
-from tacit.adapt._default_rate import DRIFT, STRAIN, growth, rate_for, strain, strain_of_noise
+from tacit.adapt._default_rate import DRIFT, STRAIN, growth, rate_for, strain_of_noise
 from tacit.adapt._monitor import ENTROPY, PREDICTION, watched_rows
 from tacit.adapt._side_blocks import split
+from tacit.adapt._strain import Strain, strain
 from tacit.privacy import Budget, Ledger
 from tacit.privacy.correlated import buffered, independent
 
@@ -119,6 +120,28 @@ def test_an_alarm_can_bring_the_model_back(action: Any) -> None:
     else:
         assert far > 2.5
         assert gone == pytest.approx(far / 2, rel=1e-6)
+
+
+def test_the_strain_of_every_step_is_that_of_all_parameters_one_by_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"a.weight": (5,), "a.bias": (5,), "b.weight": (3, 4), "c.weight": (200, 200), "d.weight": (7,)}
+    origin = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    origin["d.weight"] = origin["d.weight"].bfloat16()
+    values = {
+        name: nn.Parameter(value.float() + torch.randn(value.shape, generator=generator))
+        for name, value in origin.items()
+    }
+    values["a.bias"] = nn.Parameter(values["a.bias"].detach().double())
+    measure = Strain(values, origin)
+    for _ in range(2):
+        assert measure() == pytest.approx(strain(values, origin), rel=1e-12)
+        with torch.no_grad():
+            values["b.weight"] += 1
+        values["c.weight"].data = values["c.weight"].data + 1  # another memory
+    with torch.no_grad():
+        for name, value in values.items():
+            value.copy_(origin[name])
+    assert measure() == 0
 
 
 def test_alarms_by_what_was_released() -> None:

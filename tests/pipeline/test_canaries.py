@@ -44,9 +44,7 @@ def attacked(path: Path, count: int = COUNT) -> Finding:
 def noiseless(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mechanism forgets its noise; everything else is as charged."""
     drawn = _mechanisms._draw
-    monkeypatch.setattr(
-        _mechanisms, "_draw", lambda *told: {name: torch.zeros_like(value) for name, value in drawn(*told).items()}
-    )
+    monkeypatch.setattr(_mechanisms, "_draw", lambda *told: torch.zeros_like(drawn(*told)))
 
 
 @pytest.mark.parametrize("recipe", [EMBEDDED, TEXTS, VIDEOS], ids=["images", "texts", "videos"])

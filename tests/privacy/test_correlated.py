@@ -358,6 +358,19 @@ def test_the_order_of_parameters_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_noise_in_one_line_is_mixed_in_place_to_the_same_bits(kind: str) -> None:
+    strategy = make(kind, 5)
+    apart, in_line = strategy.mixer(), strategy.mixer()
+    for t, z in enumerate(noise(0, 5)):
+        order = list(reversed(z)) if t % 2 else list(z)
+        line = torch.cat([z[name].reshape(-1).double() for name in order])
+        mixed = in_line.mix(line, {name: tuple(z[name].shape) for name in order})
+        assert mixed.data_ptr() == line.data_ptr()
+        pieces = torch.split(line, [z[name].numel() for name in order])
+        assert same(apart.step(z), {name: piece.view(z[name].shape) for name, piece in zip(order, pieces, strict=True)})
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_block_ends_at_its_horizon(kind: str) -> None:
     mixer = make(kind, 3).mixer()
     for z in noise(0, 3):

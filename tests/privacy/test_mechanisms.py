@@ -480,7 +480,7 @@ def test_an_interrupted_step_is_not_continued(monkeypatch: pytest.MonkeyPatch) -
     stream = GaussianStream(paid(events.stream(1.0, 5, strategy="full"), ZERO_OUT, seed=3))
     stream.release(zeros())
     with monkeypatch.context() as patch:
-        patch.setattr("tacit.privacy.correlated._correlated.Mixer.step", lambda *_: 1 / 0)
+        patch.setattr("tacit.privacy.correlated._correlated.Mixer.mix", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             stream.release(zeros())
     near(stream.release(zeros())["w"], stream.sensitivity * NoiseKey(3).normals(2, 4))

@@ -17,8 +17,8 @@ from tacit._curator import Curator
 from tacit._deprecation import renamed_argument
 from tacit._saving import save_result
 from tacit.adapt._clipped_step import Clipped
-from tacit.adapt._default_rate import rate_for, strain, strain_of_noise
-from tacit.adapt._masters import Masters
+from tacit.adapt._default_rate import rate_for, strain_of_noise
+from tacit.adapt._masters import Masters, cast
 from tacit.adapt._memory import Memory
 from tacit.adapt._methods import Method
 from tacit.adapt._monitor import CERTAIN, Monitor, Watch
@@ -41,6 +41,7 @@ from tacit.adapt._settled import (
 )
 from tacit.adapt._statistics import BatchStatistics, Statistics
 from tacit.adapt._steps import Gradient, Plain, Shared, Step
+from tacit.adapt._strain import Strain
 from tacit.adapt._views import Read, blank_rows
 from tacit.data import ImageShape
 from tacit.distributed import team
@@ -165,6 +166,7 @@ class Adapter:
         self.parameters = {name: p for name, p in model.named_parameters() if name in names}
         self.origin = {name: p.detach().clone() for name, p in self.parameters.items()}
         self.masters = Masters(self.parameters)
+        self.strain = Strain(self.masters.values, self.origin)
         self.memory = Memory()
         self.participation = Participation(
             *((privacy.contributions, privacy.separation) if isinstance(privacy, DP) else (1 << 62, 1))
@@ -366,18 +368,20 @@ class Adapter:
 
     def _update(self, gradient: Gradient) -> None:
         anchor, strength = self.method.anchor, self.method.fisher_alpha
-        for name, master in self.masters.values.items():
-            value = gradient[name]
-            if anchor is not None:  # after the noise: it reads no private data
-                value = value + strength * anchor.gradient(name, master.detach())
-            master.grad = value.to(master.dtype)
+        masters = self.masters.values
+        values = [gradient[name] for name in masters]
+        if anchor is not None:  # after the noise: it reads no private data
+            pulls = [anchor.gradient(name, master.detach()) for name, master in masters.items()]
+            values = [value + strength * pull for value, pull in zip(values, pulls, strict=True)]
+        for master, value in zip(masters.values(), cast(values, list(masters.values())), strict=True):
+            master.grad = value
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.masters.publish()
 
     def _look(self) -> None:
         """How far the model is from the source; an alarm if it seems lost. With privacy, from released values."""
-        self.watch.strain.append(strain(self.masters.values, self.origin))
+        self.watch.strain.append(self.strain())
         found = self.watch.look(self.method.recovery or CERTAIN)
         if found is None or self.watch.alarm is not None:
             return
@@ -479,7 +483,7 @@ class Adapter:
         values, lr = list(self.masters.values.values()), float(self.optimize["lr"])
         if self.optimize["kind"] == "adam":
             return torch.optim.Adam(values, lr=lr)
-        return torch.optim.SGD(values, lr=lr, momentum=float(self.optimize["momentum"]))
+        return torch.optim.SGD(values, lr=lr, momentum=float(self.optimize["momentum"]), foreach=True)
 
     def __repr__(self) -> str:
         promise = "not private" if self.stream is None else f"epsilon {self.privacy.epsilon:g}"  # type: ignore[union-attr]

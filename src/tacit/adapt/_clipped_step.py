@@ -239,7 +239,7 @@ class Clipped(Step):
         if isinstance(policy, AdaptiveQuantile):
             bound = policy.updated(float(released.pop("count")), units=self.batch_size).bound
             self.memory.bound = min(max(bound, _BOUNDS[0]), _BOUNDS[1])
-        mean = {name: value / self.batch_size for name, value in released.items()}
+        mean = dict(zip(released, torch._foreach_div(list(released.values()), self.batch_size), strict=True))
         if self.method.sharpness is not None and isinstance(self.form, DP):
             self.memory.last = mean
         return mean

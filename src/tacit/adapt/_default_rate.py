@@ -6,12 +6,12 @@ People under differential privacy cannot tune on private data. What is used here
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 from torch import Tensor
 
 from tacit.adapt._privacy_config import DP, Clip, Privacy
+from tacit.adapt._strain import layers_of, norm_of
 from tacit.privacy.correlated import Strategy
 
 WITHOUT = {"sgd": 0.005, "adam": 0.001}  # where no clip bounds a step, or Adam normalises it
@@ -106,19 +106,3 @@ def rate_for(
     rate = DRIFT * norm_of(origin) * (1 - momentum) / (layers_of(origin) * _bound(form, origin))
     at_one = strain_of_noise(form, origin, lr=1.0, batch_size=batch_size, momentum=momentum, noise=noise)
     return min(rate, STRAIN / at_one) if at_one else rate
-
-
-def norm_of(values: Mapping[str, Tensor]) -> float:
-    """The L2 norm of all of them together; one where all are zero."""
-    return math.sqrt(sum(float(p.detach().double().square().sum()) for p in values.values())) or 1.0
-
-
-def layers_of(values: Mapping[str, Tensor]) -> int:
-    """In how many layers these parameters are."""
-    return len({name.rpartition(".")[0] for name in values})
-
-
-def strain(values: Mapping[str, Tensor], origin: Mapping[str, Tensor]) -> float:
-    """How far parameters are from the source: the number of layers times |theta - theta_0| / |theta_0|."""
-    moved = sum(float((p.detach() - origin[name]).double().square().sum()) for name, p in values.items())
-    return layers_of(origin) * math.sqrt(moved) / norm_of(origin)

@@ -11,6 +11,8 @@ import warnings
 import torch
 from torch import Tensor, nn
 
+_SMALL = 1 << 20  # numbers that are converted together
+
 
 class Masters:
     """What the optimizer moves: a float32 copy of each half-precision parameter, and every other parameter itself."""
@@ -62,3 +64,15 @@ class Masters:
         why = self.stuck(origin)
         if why is not None:
             warnings.warn(f"After {steps} steps no adapted parameter has moved: {why}.", stacklevel=4)
+
+
+def cast(values: list[Tensor], like: list[nn.Parameter]) -> list[Tensor]:
+    """Each value in the type of its parameter; small ones by one conversion, as parts of one tensor."""
+    kinds = {(value.dtype, value.device, p.dtype) for value, p in zip(values, like, strict=True)}
+    if len(kinds) != 1 or len(values) == 1 or sum(value.numel() for value in values) > _SMALL:
+        return [value.to(p.dtype) for value, p in zip(values, like, strict=True)]
+    if values[0].dtype == like[0].dtype:
+        return values
+    flat = torch.cat([value if value.dim() == 1 else value.reshape(-1) for value in values]).to(like[0].dtype)
+    parts = torch.split(flat, [value.numel() for value in values])
+    return [part if value.dim() == 1 else part.view(value.shape) for part, value in zip(parts, values, strict=True)]

@@ -21,6 +21,7 @@ from torch import Tensor
 from tacit import _checkpoints as checkpoints
 from tacit.adapt._adapter import Adapter
 from tacit.adapt._noise import NoisyStream
+from tacit.adapt._strain import Strain
 from tacit.privacy import leases
 from tacit.privacy.leases import Secret
 
@@ -215,6 +216,7 @@ def _restore(adapter: Adapter, tensors: dict[str, Tensor], facts: dict[str, Any]
     adapter.masters.load({name: tensors[f"parameter.{name}"] for name in adapter.parameters})
     for name, origin in adapter.origin.items():
         origin.copy_(tensors[f"origin.{name}"])
+    adapter.strain = Strain(adapter.masters.values, adapter.origin)
     if adapter.statistics is not None:
         *_, noise = saved = tensors["statistics"].double().cpu()
         adapter.statistics.moments, adapter.statistics.noise = saved[:-1].clone(), float(noise)

@@ -32,7 +32,8 @@ count once.
 The state of a mixer is noise that was added to releases. It is **private**: anyone who holds it can subtract the noise.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -367,24 +368,42 @@ class Mixer:
         Returns:
             The correlated noise of this step.
         """
+        # Callers scale what they get in place, so this is new memory, and the state never holds it.
+        y = torch.cat([noise.reshape(-1).to(torch.float64) for noise in z.values()])
+        self.mix(y, {name: tuple(noise.shape) for name, noise in z.items()})
+        pieces = torch.split(y, [noise.numel() for noise in z.values()])
+        return {name: piece.view(z[name].shape) for name, piece in zip(z, pieces, strict=True)}
+
+    def mix(self, z: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> Tensor:
+        """`step` for noise that lies in one line already, which is turned into this step's in place.
+
+        Args:
+            z: Fresh standard normal noise for all parameters, one after the other; float64, overwritten.
+            shapes: Name and shape of each parameter, in this order.
+
+        Returns:
+            The correlated noise of this step, in the same memory.
+        """
         if self.finished:
             raise RuntimeError(
                 f"All {self.strategy.horizon} steps of this noise block are used, and a sequence must not run past its "
                 "horizon. Start a new block with strategy.mixer() and fresh noise."
             )
-        shapes = {name: tuple(noise.shape) for name, noise in z.items()}
         if self._step == 0:
-            self._shapes = shapes
-        if changed := sorted(name for name, _ in shapes.items() ^ self._shapes.items()):
+            self._shapes = dict(shapes)
+        if shapes != self._shapes:
+            changed = sorted(name for name, _ in shapes.items() ^ self._shapes.items())
             raise ValueError(
                 f"Step {self._step} of this noise block brings other parameters than its first step: {changed[0]} was "
                 "added, removed or reshaped. Keep the same parameters throughout a block, or start a new one."
             )
-        # Callers scale what they get in place, so y is new memory here and the state never holds y itself.
-        y = torch.cat([z[name].reshape(-1).to(torch.float64) for name in self._shapes])
-        self._solve(y)
-        pieces = torch.split(y, [z[name].numel() for name in self._shapes])
-        return {name: piece.view(self._shapes[name]) for name, piece in zip(self._shapes, pieces, strict=True)}
+        if tuple(shapes) == tuple(self._shapes):
+            self._solve(z)
+        else:
+            y = _reordered(z, shapes, self._shapes)
+            self._solve(y)
+            z.copy_(_reordered(y, self._shapes, shapes))
+        return z
 
     def _solve(self, y: Tensor) -> None:
         """Turn z_t into y_t, in place, and move on to the next step."""
@@ -412,6 +431,12 @@ class Mixer:
             "past": [y.clone() for y in self._past],
             "sums": [s.clone() for s in self._sums],
         }
+
+
+def _reordered(line: Tensor, shapes: Mapping[str, tuple[int, ...]], order: Iterable[str]) -> Tensor:
+    """The parameters of a line one after the other in another order, in new memory."""
+    parts = dict(zip(shapes, torch.split(line, [math.prod(shape) for shape in shapes.values()]), strict=True))
+    return torch.cat([parts[name] for name in order])
 
 
 def _root(length: int) -> tuple[float, ...]:

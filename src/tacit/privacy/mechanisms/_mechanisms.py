@@ -134,7 +134,7 @@ class GaussianStream:
             fixed = _grids(total, bounds, event.noise_multiplier, noise, self.sensitivity)
             mixer = self.strategy.mixer() if self._over(event, release) else self._mixer
             self.reset()  # what an interrupted step leaves behind must not be continued
-            mixed = mixer.step(_draw(total.sum, key, release))
+            mixed = mixer.mix(_draw(total.sum, key, release), _shapes(total.sum))
             self._mixer = mixer
         return _add(_seen(total, self.receipt), mixed, fixed)
 
@@ -375,12 +375,13 @@ def _fix(multiplier: float, bound: float, size: int) -> Grid:
         raise ReceiptError(str(reason)) from None
 
 
-def _draw(like: Mapping[str, Tensor], key: NoiseKey, release: int) -> Released:
-    """Fresh standard normals in the shape of the sum, one stream per release."""
-    sizes = {name: value.numel() for name, value in like.items()}
-    flat = key.normals(release, sum(sizes.values()))
-    parts = torch.split(flat, list(sizes.values()))
-    return {name: part.view(like[name].shape) for name, part in zip(sizes, parts, strict=True)}
+def _draw(like: Mapping[str, Tensor], key: NoiseKey, release: int) -> Tensor:
+    """Fresh standard normals for all of the sum, tensor after tensor in one line; one stream per release."""
+    return key.normals(release, sum(value.numel() for value in like.values()))
+
+
+def _shapes(like: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in like.items()}
 
 
 def _seen(total: BoundedSum, receipt: Receipt) -> Mapping[str, Tensor]:
@@ -390,26 +391,33 @@ def _seen(total: BoundedSum, receipt: Receipt) -> Mapping[str, Tensor]:
     return total.sum
 
 
-def _add(total: Mapping[str, Tensor], noise: Released, fixed: Mapping[str, Grid]) -> Released:
+def _add(total: Mapping[str, Tensor], noise: Tensor, fixed: Mapping[str, Grid]) -> Released:
     """Sum and noise, added on their grid in float64 on the CPU and only then cast to the sum's own type and device."""
-    found = dict.fromkeys(total, torch.empty(0))
-    for kind, names in _alike(total, fixed).items():
+    found: Released = {}
+    alike = _alike(total, fixed)
+    parts = dict(zip(total, torch.split(noise, [value.numel() for value in total.values()]), strict=True))
+    for names in alike:
+        grid = fixed[names[0]]
         if len(names) == 1:
-            found[names[0]] = grids.add(total[names[0]], noise[names[0]], kind[0])
+            found[names[0]] = grids.add(total[names[0]], parts[names[0]].view(total[names[0]].shape), grid)
             continue
-        value, fresh = (torch.cat([each[name].reshape(-1) for name in names]) for each in (total, noise))
-        parts = torch.split(grids.add(value, fresh, kind[0]), [total[name].numel() for name in names])
-        found |= {n: part.reshape(total[n].shape).clone() for n, part in zip(names, parts, strict=True)}
-    return found
+        fresh = noise if len(alike) == 1 else torch.cat([parts[name] for name in names])
+        sums = [total[name] for name in names]
+        value = torch.cat([each if each.dim() == 1 else each.reshape(-1) for each in sums])
+        own = torch.split_with_sizes_copy(grids.add(value, fresh, grid), [each.numel() for each in sums])
+        for name, part, each in zip(names, own, sums, strict=True):
+            found[name] = part if each.dim() == 1 else part.view(each.shape)
+    return {name: found[name] for name in total}
 
 
-def _alike(total: Mapping[str, Tensor], fixed: Mapping[str, Grid]) -> dict[tuple[Any, ...], list[str]]:
+def _alike(total: Mapping[str, Tensor], fixed: Mapping[str, Grid]) -> list[list[str]]:
     """Which tensors are added together: small ones of one type on one grid; coordinate by coordinate it is the same."""
-    found: dict[tuple[Any, ...], list[str]] = {}
+    found: dict[Any, list[str]] = {}
     for name, value in total.items():
-        kind = (fixed[name], value.dtype, value.device, name if value.numel() > _SMALL else None)
+        grid = fixed[name]
+        kind = name if value.numel() > _SMALL else (grid.step, grid.std, value.dtype, value.device)
         found.setdefault(kind, []).append(name)
-    return found
+    return list(found.values())
 
 
 def _seeded(query: GridSum, noise: Tensor) -> Tensor:
