@@ -120,7 +120,7 @@ class TensorRecords(Groupable):
 
     def rows(self, units: Tensor, uniforms: Tensor | None) -> Rows:
         index, owner = self._chosen(units, uniforms)
-        inputs, labels = self.read(index), self._labels[index]
+        inputs, labels = self.read(index), _picked(self._labels, index)
         if uniforms is None or self._views is None:
             return Rows(inputs, labels, owner)
         if not isinstance(inputs, Tensor):
@@ -190,24 +190,30 @@ class TensorRecords(Groupable):
 
     def read(self, index: Tensor) -> Any:
         """The inputs of some rows, by their number: to look at only, for rows in a row are not copied."""
-        places = _side_by_side(index)
         if isinstance(self.inputs, Tensor):
-            return self.inputs[places]
+            return _taken(self.inputs, index)
         if isinstance(self.inputs, Mapping):
-            return {key: value[places] for key, value in self.inputs.items()}
+            return {key: _taken(value, index) for key, value in self.inputs.items()}
         if len(index) == 0:
             return self.read(torch.zeros(1, dtype=torch.long))[:0]
         return stacked([self.inputs[int(i)][0] for i in index])
 
 
-def _side_by_side(index: Tensor) -> Tensor | slice:
-    """Rows that lie in a row as a slice, which costs nothing to take."""
+def _taken(values: Tensor, index: Tensor) -> Tensor:
+    """Some rows; those that lie in a row as a slice, which costs nothing to take."""
     if len(index) == 0:
-        return index
+        return _picked(values, index)
     first, last = int(index[0]), int(index[-1])
     if last - first + 1 != len(index) or not torch.equal(index, torch.arange(first, last + 1)):
-        return index
-    return slice(first, last + 1)
+        return _picked(values, index)
+    return values[first : last + 1]
+
+
+def _picked(values: Tensor, index: Tensor) -> Tensor:
+    """values[index]; on one device by torch's own copy of rows, which takes half the time."""
+    if isinstance(values, Tensor) and values.device == index.device:
+        return values.index_select(0, index)
+    return values[index]
 
 
 def _place_in_unit(owner: Tensor, units: int) -> Tensor:

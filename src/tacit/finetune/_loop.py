@@ -21,9 +21,10 @@ from tacit.finetune._account import Account, Meter
 from tacit.finetune._evaluation import Evaluator
 from tacit.finetune._optimizers import Optimizer
 from tacit.finetune._predictions import portions, rows_that_fit, units_at_once
-from tacit.finetune._queries import GradientQuery
+from tacit.finetune._queries import GradientAsker, GradientQuery
 from tacit.finetune._reading import Portion, Reader, draws, kind_of, where_of
 from tacit.finetune._saving import Store
+from tacit.finetune._silent import silent
 from tacit.finetune._updates import Updates
 from tacit.privacy import BoundedSum, Receipt, check_used, leases, sampling
 from tacit.recipes import Progress
@@ -146,7 +147,7 @@ class Run:
         if self.workers and self._ahead is None:
             self._ahead = self._reading.enter_context(self._reader.ahead(self._upcoming()))
         try:
-            with sampling.randomness(self.receipt):
+            with nullcontext() if self._silent else sampling.randomness(self.receipt):
                 total = self._ask(step)
         except BaseException:  # the same step may come again, and its rows from the first portion on
             self._stop_reading()
@@ -269,6 +270,11 @@ class Run:
         return self._release(total, noise)  # type: ignore[no-any-return]
 
     @property
+    def _silent(self) -> bool:
+        """Whether nothing draws from global generators while a sum is computed; asked at every step, for hooks."""
+        return type(self.query) is GradientAsker and silent(self.model, self.query.engine.per_sample_loss)
+
+    @property
     def _shares(self) -> int:
         """Into how many equal portions a step is cut, for ranks to share; 0: into as few as fit."""
         return 0
@@ -340,7 +346,7 @@ class Run:
         keyed = draws(self.records)
         return [
             Portion(
-                chosen[part],
+                chosen if len(parts) == 1 else chosen[part],  # one portion has all of them, in order
                 torch.empty(len(part), 0) if drawn_uniforms is None else drawn_uniforms[part],
                 sampling.reading_key(self.receipt, number, ahead=later) if keyed else None,
             )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,9 @@ from torch.nn import functional
 
 from tacit._refusals import Refusal
 from tacit.finetune._measures import auroc, score_histogram, scores_of_histogram
+
+
+SILENT_LOSSES: WeakSet[Any] = WeakSet()  # those of `loss_of` that draw nothing: the package's own tasks
 
 
 @runtime_checkable
@@ -164,4 +168,6 @@ def loss_of(task: Task) -> Any:
         inputs, labels = batch
         return task.loss(outputs_of(model, inputs), labels)
 
+    if type(task) in (Classes, Labels):
+        SILENT_LOSSES.add(loss)
     return loss

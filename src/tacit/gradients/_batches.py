@@ -13,20 +13,22 @@ WHOLE = 16  # rows that a kernel computes alike, wherever they stand
 
 def leaves(batch: Any) -> Iterator[Tensor]:
     """Every tensor with rows."""
+    return iter(_leaves(batch))
+
+
+def _leaves(batch: Any) -> list[Tensor]:
     if isinstance(batch, Tensor):
-        if batch.dim():
-            yield batch
-    elif isinstance(batch, Mapping):
-        for item in batch.values():
-            yield from leaves(item)
-    elif isinstance(batch, list | tuple):
-        for item in batch:
-            yield from leaves(item)
+        return [batch] if batch.dim() else []
+    if isinstance(batch, list | tuple):  # before mappings, for which Python asks a registry
+        return [leaf for item in batch for leaf in _leaves(item)]
+    if isinstance(batch, Mapping):
+        return [leaf for item in batch.values() for leaf in _leaves(item)]
+    return []
 
 
 def count_rows(batch: Any) -> int:
     """How many rows the batch has; all its tensors must agree."""
-    sizes = {int(t.shape[0]) for t in leaves(batch)}
+    sizes = {int(t.shape[0]) for t in _leaves(batch)}
     if not sizes:
         raise ValueError("The batch holds no tensor with rows; give a tensor, or a tuple, list or mapping of tensors.")
     if len(sizes) > 1:
@@ -38,7 +40,7 @@ def count_rows(batch: Any) -> int:
 
 
 def row_shapes(batch: Any) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(t.shape[1:]) for t in leaves(batch))
+    return tuple([tuple(t.shape[1:]) for t in _leaves(batch)])
 
 
 def change(batch: Any, by: Callable[[Tensor], Tensor]) -> Any:

@@ -111,11 +111,12 @@ class Checks(ABC):
 
     def _check_integers(self, batch: Any, domains: Domains) -> None:
         """Once for integers that vary where those of the checks did not; see `_validate_private`."""
+        known = several(domains)
+        if all(known):
+            return
         vary = tuple(varies(t) for t in leaves(batch))
         news = row_shapes(batch), vary
-        if news in self._plan.looked or not any(
-            here and not known for here, known in zip(vary, several(domains), strict=True)
-        ):
+        if news in self._plan.looked or not any(here and not seen for here, seen in zip(vary, known, strict=True)):
             return
         self._plan.looked.add(news)
         if learning.misleads(self._plan, self.model, self.per_sample_loss, self._slots, batch, self._watch):

@@ -166,8 +166,9 @@ class Engine(Checks):
             put_back(self.model, state)  # what a forward advances (a power iteration) is the same for every part
             quiet = None if silent is None else silent[members]
             odd = self._add(tally, batch, part, members, grouped, quiet)
-            if not bool(odd.any()):
-                self._look_at(members == spot, tally, batch, part, grouped, state)
+            if odd is None or not bool(odd.any()):
+                self._look_at(spot, members, tally, batch, part, grouped, state)
+                continue
             for unit in members[odd].tolist():
                 put_back(self.model, state)
                 self._add_odd(tally, batch, torch.nonzero(grouped.of_row == unit).flatten(), unit, rows)
@@ -204,8 +205,10 @@ class Engine(Checks):
         for part, members in parts(grouped, min(self._rows_at_once(batch), max(1, KEPT // size))):
             put_back(self.model, state)
             built, odd = self._build(batch, part, members, grouped)
-            if not bool(odd.any()):
-                self._look_at(members == spot, tally, batch, part, grouped, state)
+            if odd is None or not bool(odd.any()):
+                self._look_at(spot, members, tally, batch, part, grouped, state)
+                yield built
+                continue
             for place in torch.nonzero(odd).flatten().tolist():
                 mine = torch.nonzero(grouped.of_row == members[place]).flatten()
                 put_back(self.model, state)
@@ -256,23 +259,23 @@ class Engine(Checks):
             raise UnsupportedPattern(next(iter(odd or recorder.folds))[0])
         return recorder, losses.detach()
 
-    def _pass(self, batch: Any, part: Tensor, grouped: Units) -> tuple[Recorder | None, Tensor, Units, Tensor]:
-        """One pass over some units: what the rules saw, the losses, the units, and which of them are odd.
+    def _pass(self, batch: Any, part: Tensor, grouped: Units) -> tuple[Recorder | None, Tensor, Units, Tensor | None]:
+        """One pass over some units: what the rules saw, the losses, the units, and which of them are odd (None: none).
 
         A unit is odd if its rows, alone, take a way that was not checked or raise. Its rows are then replaced in place
         by those of a unit that is not, so that the pass has the same shapes and everybody else the same arithmetic.
         """
         local = grouped if part.numel() == grouped.rows else grouped.part(part)
-        odd = torch.zeros(local.count, dtype=torch.bool, device=part.device)
         if self._plan.by_row or self._plan.folds.get(row_shapes(batch)) is None:
-            return None, part, local, ~odd
+            return None, part, local, torch.ones(local.count, dtype=torch.bool, device=part.device)
         try:
             whole = grouped.trivial and part.numel() == grouped.rows  # in order, then
             recorder, losses = self._watch(batch if whole else rows_of(batch, part, grouped.rows), local)
-            return recorder, losses, local, odd
+            return recorder, losses, local, None
         except Exception as error:  # in silence: the values of private rows must not decide what is printed
             failed = error
         self._blame_the_code(batch, failed, part)
+        odd = torch.zeros(local.count, dtype=torch.bool, device=part.device)
         for unit in range(local.count):
             mine = part[local.of_row == unit]
             odd[unit] = not self._fits(rows_of(batch, torch.cat([mine, mine]), grouped.rows), 2 * mine.numel())
@@ -292,12 +295,19 @@ class Engine(Checks):
         return -1 if found is None else found
 
     def _look_at(
-        self, which: Tensor, tally: ClippedSumAccumulator, batch: Any, part: Tensor, grouped: Units, state: Any
+        self,
+        spot: int,
+        members: Tensor,
+        tally: ClippedSumAccumulator,
+        batch: Any,
+        part: Tensor,
+        grouped: Units,
+        state: Any,
     ) -> None:
-        """The check during the run, see `spot`, of the unit that is marked, if one is."""
-        if not bool(which.any()) or (self.microbatch and part.numel() > self.microbatch):
+        """The check during the run, see `spot`, of the unit that was chosen, if one was and it is among these."""
+        if spot < 0 or (self.microbatch and part.numel() > self.microbatch) or not bool((members == spot).any()):
             return
-        unit = int(torch.nonzero(which)[0, 0])
+        unit = int(torch.nonzero(members == spot)[0, 0])
         local = grouped if part.numel() == grouped.rows else grouped.part(part)
         with undisturbed(self.model):
             put_back(self.model, state)
@@ -345,19 +355,22 @@ class Engine(Checks):
         members: Tensor,
         grouped: Units,
         quiet: Tensor | None,
-    ) -> Tensor:
-        """Clip and add some units; returns which of them have to be added one by one, because they are odd."""
+    ) -> Tensor | None:
+        """Clip and add some units; returns which of them have to be added one by one, as they are odd (None: none)."""
         if self.microbatch is not None and part.numel() > self.microbatch and not self._plan.by_row:
             added = self._add_large_unit(tally, batch, part, members, grouped.rows, quiet)
             return torch.full((1,), not added, dtype=torch.bool, device=part.device)
         recorder, losses, local, odd = self._pass(batch, part, grouped)
-        silent = odd if quiet is None else odd | quiet
+        silent = quiet if odd is None else odd if quiet is None else odd | quiet
         if recorder is not None:
-            tally.note_outputs(recorder.outputs, part, ~odd[local.of_row], grouped.rows)
-            tally.add(recorder.settled, local, members, local.mean(losses), silent if bool(silent.any()) else None)
-        else:
+            if recorder.outputs is not None:
+                good = torch.ones_like(part, dtype=torch.bool) if odd is None else ~odd[local.of_row]
+                tally.note_outputs(recorder.outputs, part, good, grouped.rows)
+            muted_units = silent if silent is not None and bool(silent.any()) else None
+            tally.add(recorder.settled, local, members, local.mean(losses), muted_units)
+        elif silent is not None:
             tally.leave_out(members[silent])
-        return odd if quiet is None else odd & ~quiet
+        return odd if odd is None or quiet is None else odd & ~quiet
 
     def _add_large_unit(
         self, tally: ClippedSumAccumulator, batch: Any, part: Tensor, members: Tensor, rows: int, quiet: Tensor | None
@@ -404,11 +417,13 @@ class Engine(Checks):
         self._blame_the_code(batch, failed, mine[:1])
         return None
 
-    def _build(self, batch: Any, part: Tensor, members: Tensor, grouped: Units) -> tuple[dict[str, Tensor], Tensor]:
+    def _build(
+        self, batch: Any, part: Tensor, members: Tensor, grouped: Units
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
         """The gradient of each of these units, and which of them are odd."""
         parameters = self._slots.parameters
         built: dict[str, Tensor] = {}
-        odd = torch.ones(len(members), dtype=torch.bool, device=part.device)
+        odd: Tensor | None = torch.ones(len(members), dtype=torch.bool, device=part.device)
         if self.microbatch is None or part.numel() <= self.microbatch:
             recorder, losses, local, odd = self._pass(batch, part, grouped)
             if recorder is not None:

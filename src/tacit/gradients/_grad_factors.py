@@ -138,6 +138,8 @@ class Factored:
         return PerUnit(out.reshape(units.count, *self.shape))
 
     def square_norms(self, units: Units, *, repair: bool = True) -> Tensor:
+        if self.u.shape[1] == 1 and not repair and units.trivial and _kernels.serves(self.u, self.v):
+            return _kernels.outer_norms(self.u, self.v)  # nothing is multiplied in float32 then: see `_run`
         run = self._run()
         out = torch.zeros(units.count, dtype=torch.float64, device=self.u.device)
         large = torch.zeros_like(out, dtype=torch.bool)
@@ -156,11 +158,11 @@ class Factored:
     def weighted_sum(self, weights: Tensor, units: Units, bad: Tensor | None) -> Tensor:
         if self._normed:
             return self._sum_by_row(weights, units, bad)
-        u, v = self.u, self.v
-        per_row = units.to_rows(weights)[:, None, None]
+        u, v, per_row = self.u, self.v, units.to_rows(weights)
         if u.shape[1] == 1 and _kernels.serves(u, v):
             dropped = None if bad is None else bad[units.of_row]
-            return _kernels.outer_sum(u[:, 0], v[:, 0], per_row.flatten(), dropped).reshape(self.shape)
+            return _kernels.outer_sum(u, v, per_row, dropped).reshape(self.shape)
+        per_row = per_row[:, None, None]
         if bad is not None:
             dropped = bad[units.of_row][:, None, None]
             u, v = u.masked_fill(dropped, 0), v.masked_fill(dropped, 0)

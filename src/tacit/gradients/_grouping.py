@@ -35,10 +35,11 @@ def muted(mute: Any, units: Units) -> Tensor | None:
 
 def parts(units: Units, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows to take together and the units they are; a unit is never split over two parts."""
-    everyone = torch.arange(units.count, device=units.of_row.device)
     if units.trivial:
-        yield from ((rows, rows) for rows in torch.split(everyone, limit))
+        everyone = units.of_row
+        yield from ((rows, rows) for rows in ((everyone,) if units.count <= limit else torch.split(everyone, limit)))
         return
+    everyone = torch.arange(units.count, device=units.of_row.device)
     if units.rows <= limit:
         yield torch.arange(units.rows, device=everyone.device), everyone
         return

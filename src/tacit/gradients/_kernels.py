@@ -1,11 +1,10 @@
-"""Seven kernels in C for CPUs, `kernels.c`, compiled at first use where there is a C compiler; torch serves elsewhere.
+"""Eight kernels in C for CPUs, `kernels.c`, compiled at first use where there is a C compiler; torch serves elsewhere.
 
 Per-unit products in float32 whose sum is float64 have no counterpart in torch: there each product is written to
 memory, read again and converted, which costs as much as the product. The kernels have the bounds of the code that they
 replace (`_norms`, `_grad_factors`), and no entry's arithmetic depends on threads or on who else is there.
 
-The library is kept in the user's cache folder under a hash of source, compiler and processor. `TACIT_KERNELS=0` in the
-environment switches it off.
+Where the library is kept, and how it is switched off: `tacit._compiled`.
 """
 
 from __future__ import annotations
@@ -13,10 +12,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import platform
-import shutil
-import stat
-import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -26,13 +21,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tacit._files import replacing
+from tacit._compiled import compiled
+from tacit._compiled import processor as _processor
 
 LONGEST = 128  # positions in one product, as in kernels.c
 LANES, TERMS = (8, 16), 1024  # of a scalar product: side by side (by processor), and at a time in float32
 _SOURCE = Path(__file__).with_name("kernels.c")
-_OPTIONS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC")
-_SECONDS = 120  # that a compiler may take
 _ALONE = 1 << 22  # multiplications below which a second thread costs more than it saves
 _POOLS: dict[int, ThreadPoolExecutor] = {}
 
@@ -74,8 +68,11 @@ def weighted_sum(u: Tensor, v: Tensor, weights: Tensor, left_out: Tensor | None,
 
 
 def outer_sum(u: Tensor, v: Tensor, weights: Tensor, left_out: Tensor | None) -> Tensor:
-    """sum_n w_n u_n v_n^T for matrices u and v, every product and sum in float64, 4,096 rows in a run."""
-    (rows, m), k = u.shape, v.shape[1]
+    """sum_n w_n u_n v_n^T for matrices u and v (or rows of one position), every product and sum in float64.
+
+    4,096 rows in a run.
+    """
+    rows, m, k = u.shape[0], u.shape[-1], v.shape[-1]
     total = torch.empty(m, k, dtype=torch.float64)
     weights = weights.contiguous()
     skip = torch.zeros(rows, dtype=torch.bool) if left_out is None else left_out.contiguous()
@@ -162,6 +159,16 @@ def square_norms(values: Tensor) -> Tensor | None:
     return found
 
 
+def outer_norms(u: Tensor, v: Tensor) -> Tensor:
+    """|u_n|^2 |v_n|^2 for rows of one position that `serves` takes: what `_norms.ghost_norms` is there, in one pass."""
+    (rows, _, m), k = u.shape, v.shape[2]
+    found = torch.empty(rows, dtype=torch.float64)
+    given = (u.data_ptr(), u.stride(0), m, v.data_ptr(), v.stride(0), k)
+    call = _function("tacit_outer_norms")
+    _share(rows, rows * (m + k), lambda first, last: call(*given, first, last, found.data_ptr()))
+    return found
+
+
 def channel_moments(x: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor] | None:
     """For each row and channel the means over positions of z and of z^2 - 1, z = (x - mean) scale; None: unsuited.
 
@@ -244,6 +251,7 @@ def _function(name: str) -> Callable[..., None]:
         "tacit_outer_sum": (pointer, size, pointer, size, pointer, pointer, *[size] * 4, pointer),
         "tacit_row_sum": (pointer, size, pointer, pointer, *[size] * 3, pointer),
         "tacit_square_norms": (pointer, *[size] * 4, pointer),
+        "tacit_outer_norms": (pointer, size, size, pointer, *[size] * 4, pointer),
         "tacit_moments": (pointer, size, size, pointer, pointer, size, size, pointer, pointer),
     }[name]
     return function  # type: ignore[no-any-return]
@@ -252,42 +260,4 @@ def _function(name: str) -> Callable[..., None]:
 @cache
 def _library() -> ctypes.CDLL | None:
     """The compiled library; None without a compiler, or if anything about it fails: torch serves then."""
-    compiler = shutil.which(os.environ.get("CC") or "cc")
-    if os.environ.get("TACIT_KERNELS") == "0" or compiler is None or os.name != "posix":
-        return None
-    try:
-        return ctypes.CDLL(str(_compiled(compiler)))
-    except (OSError, RuntimeError, subprocess.SubprocessError):  # no folder to write to, no home, a failing compiler
-        return None
-
-
-def _compiled(compiler: str) -> Path:
-    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_SECONDS, check=True).stdout
-    parts = (_SOURCE.read_bytes(), " ".join(_OPTIONS).encode(), version, platform.machine().encode(), _processor())
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tacit"
-    library = folder / f"kernels-{hashlib.sha256(bytes(1).join(parts)).hexdigest()[:32]}.so"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not _ours(folder):
-        raise OSError("Others may write to the cache folder.")
-    if not library.exists():
-        with replacing(library, mode=0o700) as partial:
-            command = [compiler, *_OPTIONS, "-o", str(partial), str(_SOURCE), "-lm"]
-            subprocess.run(command, capture_output=True, timeout=_SECONDS, check=True)
-    if not _ours(library):
-        raise OSError("Others may write to the compiled library.")
-    return library
-
-
-def _ours(path: Path) -> bool:
-    """Whether no other user could have written it."""
-    found = path.stat()
-    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _processor() -> bytes:
-    """What `-march=native` depends on: a home folder may serve several machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor().encode()
-    return "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model"))})).encode()
+    return compiled(_SOURCE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -122,7 +123,7 @@ class ClippedSumAccumulator:
         self._factors = torch.ones(units, dtype=torch.float64, device=device)
         self._units = units
         self._outputs: RowOutputs | None = None
-        self._note_extra(dict.fromkeys(self._blocks, self._norms[:0]), self._norms[:0] > 0)
+        self._note_extra(dict.fromkeys(self._blocks, self._norms[:0]), None)
 
     def zeros(self) -> dict[str, Tensor]:
         """A gradient of nothing, in float64."""
@@ -163,7 +164,8 @@ class ClippedSumAccumulator:
     ) -> None:
         packs = {block: _Pack(names, settled, units) for block, names in self._blocks.items()}
         norms = {block: pack.square_norms.sqrt() for block, pack in packs.items()}
-        factors, bad = self._decide(norms, members, losses, silent)
+        certain = silent is None and len(packs) == 1 and all(pack.finite for pack in packs.values())
+        factors, bad = self._decide(norms, members, losses, silent, certain=certain)
         for block, pack in packs.items():
             for name, value in pack.weighted_sums(factors[block], bad):
                 if name in self._total:
@@ -193,27 +195,34 @@ class ClippedSumAccumulator:
         return ClippedSum(total, bounds, blocks, Private(self._norms, self._factors, self._outputs))
 
     def _decide(
-        self, norms: dict[str, Tensor], members: Tensor, losses: Tensor, silent: Tensor | None
+        self, norms: dict[str, Tensor], members: Tensor, losses: Tensor, silent: Tensor | None, *, certain: bool
     ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """The factor of each unit and block; zero for a unit with a gradient that is not finite."""
+        """The factor of each unit and block; zero for a unit with a gradient that is not finite.
+
+        `certain`: nobody is silent, and all norms are known to be finite.
+        """
         each = list(norms.values())
         overall = torch.stack(each).square().sum(0).sqrt() if len(each) > 1 else each[0]
         if silent is not None:
             overall = overall.masked_fill(silent, torch.inf)
-        bad = ~torch.isfinite(overall)
-        any_bad = bool(bad.any())
+        bad = None if certain else ~torch.isfinite(overall)
+        if bad is not None and not bool(bad.any()):
+            bad = None
         factors = self._policy.factors(norms, losses.double())
-        if any_bad:
+        if bad is not None:
             factors = {block: factor.masked_fill(bad, 0) for block, factor in factors.items()}
-        self._norms[members] = overall
         every = list(factors.values())
-        self._factors[members] = every[0] if len(every) == 1 else torch.stack(every).amin(0)
-        self._note_extra(norms, ~bad)
-        return factors, bad if any_bad else None
+        least = every[0] if len(every) == 1 else torch.stack(every).amin(0)
+        if len(members) == self._units:  # all of them, in order
+            self._norms, self._factors = overall, least
+        else:
+            self._norms[members], self._factors[members] = overall, least
+        self._note_extra(norms, bad)
+        return factors, bad
 
-    def _note_extra(self, norms: dict[str, Tensor], good: Tensor) -> None:
+    def _note_extra(self, norms: dict[str, Tensor], bad: Tensor | None) -> None:
         for name, (values, bound) in self._policy.extra(norms).items():
-            found = values.masked_fill(~good, 0).sum()
+            found = (values if bad is None else values.masked_fill(bad, 0)).sum()
             self._extra[name] = self._extra.get(name, torch.zeros_like(found)) + found
             self._extra_bounds[name] = bound
 
@@ -235,15 +244,19 @@ class _Pack:
         flat = [value if value.dim() == 2 else value.reshape(units.count, -1) for value in small.values()]
         self._small = None if not flat else flat[0] if len(flat) == 1 else torch.cat(flat, 1)
         self.square_norms = self._square_norms(repair=False)
-        if not bool(torch.isfinite(self.square_norms).all()):  # asked once, not for each layer: a GPU would wait
+        self.finite = not units.count or float(self.square_norms.max()) < math.inf  # a maximum with NaN is NaN
+        if not self.finite:  # asked once, not for each layer: a GPU would wait
             self.square_norms = self._square_norms(repair=True)
 
     def _square_norms(self, *, repair: bool) -> Tensor:
         squares = [piece.square_norms(self._units, repair=repair) for piece in self._large.values()]
         if self._small is not None:
             squares.append(square_norms(self._small, repair=repair))
-        zero = torch.zeros(self._units.count, dtype=torch.float64, device=self._units.of_row.device)
-        return torch.stack(squares).sum(0) if squares else zero
+        if not squares:
+            return torch.zeros(self._units.count, dtype=torch.float64, device=self._units.of_row.device)
+        if len(squares) <= 2:
+            return squares[0] if len(squares) == 1 else squares[0].add_(squares[1])
+        return torch.stack(squares).sum(0)
 
     def weighted_sums(self, factors: Tensor, bad: Tensor | None) -> list[tuple[str, Tensor]]:
         found = []

@@ -216,21 +216,36 @@ void tacit_norm_sums(const float *g, size g_row, size g_position, const float *x
     }
 }
 
-/* For each row n from first to last: found[n] = sum_i values[n][i]^2; squares of floats are exact in double, and sums of
-   them neither overflow nor underflow there. Sixteen sums side by side, then these, then what is left. */
-void tacit_square_norms(const float *values, size row, size width, size first, size last, double *found) {
-    for (size n = first; n < last; n++) {
-        const float *restrict from = values + n * row;
-        double sums[16] = {0}, total = 0;
-        size i = 0;
-        for (; i + 16 <= width; i += 16)
-            for (int j = 0; j < 16; j++)
-                sums[j] += (double)from[i + j] * (double)from[i + j];
+/* sum_i from[i]^2; squares of floats are exact in double, and sums of them neither overflow nor underflow there. Sixteen
+   sums side by side, then these, then what is left. */
+static inline double squares(const float *restrict from, size width) {
+    double sums[16] = {0}, total = 0;
+    size i = 0;
+    for (; i + 16 <= width; i += 16)
         for (int j = 0; j < 16; j++)
-            total += sums[j];
-        for (; i < width; i++)
-            total += (double)from[i] * (double)from[i];
-        found[n] = total;
+            sums[j] += (double)from[i + j] * (double)from[i + j];
+    for (int j = 0; j < 16; j++)
+        total += sums[j];
+    for (; i < width; i++)
+        total += (double)from[i] * (double)from[i];
+    return total;
+}
+
+/* For each row n from first to last: found[n] = sum_i values[n][i]^2. */
+void tacit_square_norms(const float *values, size row, size width, size first, size last, double *found) {
+    for (size n = first; n < last; n++)
+        found[n] = squares(values + n * row, width);
+}
+
+/* For each row n from first to last: found[n] = |u_n|^2 |v_n|^2, each factor rounded up as `_norms.square_norms` does it;
+   infinite from 1e30 on. */
+void tacit_outer_norms(const float *u, size u_row, size m, const float *v, size v_row, size k, size first, size last,
+                       double *found) {
+    const double more_u = 1 + (double)(m + 8) * 0x1p-53, more_v = 1 + (double)(k + 8) * 0x1p-53;
+    const double least_u = (double)m * 0x1p-252, least_v = (double)k * 0x1p-252;
+    for (size n = first; n < last; n++) {
+        const double a = squares(u + n * u_row, m) * more_u + least_u, b = squares(v + n * v_row, k) * more_v + least_v;
+        found[n] = a * b < 1e30 ? a * b : INFINITY;
     }
 }
 

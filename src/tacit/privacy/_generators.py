@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,24 +64,39 @@ def reading_randomness(secret: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def _by(key: NoiseKey) -> Iterator[None]:
-    drawn = key.uniforms(0, _WORDS + 16).mul(2.0**53).sub(1).long()
-    words = drawn.bitwise_and(0xFFFFFFFF)
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    apple = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+    drawn = key.words(_WORDS + 16)
+    words = drawn.astype(np.int64) & 0xFFFFFFFF
     numpy_state, python_state = np.random.get_state(), random.getstate()
-    accelerated = bool(devices) or apple is not None or torch.accelerator.is_available()
-    seed = torch.manual_seed if accelerated else torch.default_generator.manual_seed  # of every device
-    with torch.random.fork_rng(devices):
-        seed(int(drawn[-1]))  # the first one notes a stack trace for each device that is not there: 2 ms
+    with _torch_put_back() as seed:
+        seed(int(drawn[-1]))
         state = torch.get_rng_state()
-        state[_FIRST : _FIRST + 8 * _WORDS].view(torch.int64).copy_(words[:_WORDS])
+        state[_FIRST : _FIRST + 8 * _WORDS].numpy().view(np.int64)[:] = words[:_WORDS]
         torch.set_rng_state(state)
-        np.random.seed(words[_WORDS:].numpy())
+        np.random.seed(words[_WORDS:])
         random.seed(":".join(map(str, words[_WORDS:].tolist())))
         try:
             yield
         finally:
             np.random.set_state(numpy_state)
             random.setstate(python_state)
+
+
+@contextmanager
+def _torch_put_back() -> Iterator[Callable[[int], Any]]:
+    """Torch's generators as they were, after; what seeds all of them, within."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    apple = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+    accelerated = bool(devices) or apple is not None or torch.accelerator.is_available()
+    if not accelerated:  # seeding every device, the first time, notes a stack trace for each that is not there: 2 ms
+        state = torch.get_rng_state()
+        try:
+            yield torch.default_generator.manual_seed
+        finally:
+            torch.set_rng_state(state)
+        return
+    with torch.random.fork_rng(devices):
+        try:
+            yield torch.manual_seed
+        finally:
             if apple is not None:
                 torch.mps.set_rng_state(apple)

@@ -40,6 +40,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tacit.privacy import _kernels
+
 _BELOW_NOISE, _BELOW_BOUND, _FINEST, _DEAREST = 2.0**-20, 2.0**-14, 2.0**-26, 2.0**-4
 _RANGE = 1e-200, 1e200  # of a standard deviation and a bound: all that is computed from them is a normal float64
 _CHUNK = 1 << 15  # coordinates at a time: a quarter of a megabyte, which stays in cache from pass to pass
@@ -73,6 +75,12 @@ def add(value: Tensor, noise: Tensor, grid: Grid) -> Tensor:
     own = value.detach().cpu()
     if not grid.step:
         return own.clone().to(value.device)
+    found = _kernels.grid_add(own, noise, grid.std / grid.step, grid.step)
+    return (in_torch(own, noise, grid) if found is None else found).to(value.device)
+
+
+def in_torch(own: Tensor, noise: Tensor, grid: Grid) -> Tensor:
+    """The same by torch, in every type: some coordinates at a time, several passes over each."""
     out = torch.empty(own.shape, dtype=own.dtype)
     zero, room = torch.zeros((), dtype=torch.float64), torch.empty(min(own.numel(), _CHUNK), dtype=torch.float64)
     flat = (torch.split(tensor.reshape(-1), _CHUNK) for tensor in (out, own, noise))
@@ -84,4 +92,4 @@ def add(value: Tensor, noise: Tensor, grid: Grid) -> Tensor:
         fresh.mul_(grid.std / grid.step).round_().add_(steps)
         torch.add(zero, fresh, alpha=grid.step, out=fresh)  # 0 + x: a negative zero would reveal the sum's sign
         target.copy_(fresh)
-    return out.to(value.device)
+    return out

@@ -18,14 +18,19 @@ import hmac
 import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 
+import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from numpy.typing import NDArray
 from torch import Tensor
+
+from tacit.privacy import _kernels
 
 _CHUNK = 1 << 17  # pairs of normals at a time: bounded memory, used again and again while it is in cache
 _SMALL = 2.0**-13  # radius uniforms at or below it get further bits: one in 8,192
+_BLOCK = 2  # numbers in a block of AES, which may ask for one more than it writes
 _FURTHER = 1 << 63  # where in a release's counter these begin, one block per pair
 
 
@@ -40,10 +45,14 @@ class NoiseKey:
     @classmethod
     def from_secret(cls, secret: str, *, seeded: bool) -> NoiseKey:
         """The key of a ``secret``, to go on with a stream that was saved."""
-        key = cls()
-        key._key, key.seeded = bytes.fromhex(secret), seeded
-        if len(key._key) != 32:
+        return cls._of(bytes.fromhex(secret), seeded)
+
+    @classmethod
+    def _of(cls, secret: bytes, seeded: bool) -> NoiseKey:
+        if len(secret) != 32:
             raise ValueError("This is no noise key: it does not have 256 bits.")
+        key = cls.__new__(cls)
+        key._key, key.seeded = secret, seeded
         return key
 
     def secret(self) -> str:
@@ -52,14 +61,13 @@ class NoiseKey:
 
     def derived(self, what: str, number: int) -> NoiseKey:
         """A key of its own: HMAC-SHA-256, so that the stream of one reveals nothing about another."""
-        derived = hmac.new(self._key, f"tacit {what} {number}".encode(), hashlib.sha256).hexdigest()
-        return NoiseKey.from_secret(derived, seeded=self.seeded)
+        return NoiseKey._of(hmac.digest(self._key, f"tacit {what} {number}".encode(), "sha256"), self.seeded)
 
     def normals(self, release: int, count: int) -> Tensor:
         """``count`` independent standard normals (float64, CPU) that belong to this release alone."""
-        out = torch.empty(count + count % 2, dtype=torch.float64)
+        out = torch.empty(count + count % 2 + _BLOCK, dtype=torch.float64)
         for start, size, piece in self._pieces(release, count):
-            piece(out[2 * start : 2 * (start + size)])
+            piece(out[2 * start : 2 * (start + size) + _BLOCK])
         return out[:count]
 
     def normals_in_parts(self, release: int, sizes: Sequence[int]) -> Iterator[Tensor]:
@@ -69,39 +77,50 @@ class NoiseKey:
             parts = [rest]
             while sum(map(len, parts)) < length:
                 _, size, piece = next(pieces)
-                parts.append(piece(torch.empty(2 * size, dtype=torch.float64)))
+                parts.append(piece(torch.empty(2 * size + _BLOCK, dtype=torch.float64)))
             joined = torch.cat(parts)
             rest = joined[length:].clone()
             yield joined[:length]
 
     def _pieces(self, release: int, count: int) -> Iterator[tuple[int, int, Callable[[Tensor], Tensor]]]:
         """Some pairs of normals after the other: the first, how many, and what writes them, before the next is asked
-        for.
+        for: into memory for them and a block of AES more, of which nothing is kept.
         """
         pairs = (count + 1) // 2
-        stream, draw = self._open(release), _Uniforms(2 * min(pairs, _CHUNK))
+        stream = self._open(release)
         for start in range(0, pairs, _CHUNK):
-            size = min(_CHUNK, pairs - start)
-            uniforms = draw(stream, 2 * size)
-            self._refine(uniforms[:size], release, start)
-            yield start, size, partial(_box_muller, uniforms[:size], uniforms[size:])
+            yield start, min(_CHUNK, pairs - start), partial(self._write, stream, release, start)
+
+    def _write(self, stream: CipherContext, release: int, start: int, out: Tensor) -> Tensor:
+        uniforms = _uniforms(stream, out)
+        size = len(uniforms) // 2
+        self._refine(uniforms[:size], release, start)
+        return _box_muller(uniforms)
 
     def uniforms(self, release: int, count: int, purpose: int = 0) -> Tensor:
         """``count`` independent uniforms in (0, 1] (float64, CPU); no normal and no other purpose shares their bits."""
         if not 0 <= purpose < 4 or release >= 1 << 61:
             raise ValueError("There are four purposes, 0 to 3, and releases up to 2^61.")
-        return _Uniforms(count)(self._open(release, (1 << 63) + (purpose << 61)), count)
+        stream = self._open(release, (1 << 63) + (purpose << 61))
+        return _uniforms(stream, torch.empty(count + _BLOCK, dtype=torch.float64))
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """The 53 bits each that ``uniforms(0, count)`` are made of: (word + 1) 2^-53."""
+        drawn = np.empty(count + _BLOCK, dtype="<u8")
+        self._open(0, 1 << 63).update_into(bytes(8 * count), drawn.view("B").data)
+        return drawn[:count] >> np.uint64(11)
 
     def _refine(self, uniforms: Tensor, release: int, start: int) -> None:
         """Turn each small (w + 1) 2^-53 into (w + v) 2^-53, where v is a fresh uniform in (0, 1]; in place."""
-        small = torch.nonzero(uniforms <= _SMALL).flatten()
-        if len(small):
+        values = uniforms.numpy()
+        small = (values <= _SMALL).nonzero()[0].tolist()
+        if small:
             top = release.to_bytes(8, "big")
-            blocks = b"".join(top + (_FURTHER + start + pair).to_bytes(8, "big") for pair in small.tolist())
+            blocks = b"".join(top + (_FURTHER + start + pair).to_bytes(8, "big") for pair in small)
             drawn = Cipher(algorithms.AES(self._key), modes.ECB()).encryptor().update(blocks)
-            words = torch.frombuffer(bytearray(drawn), dtype=torch.int64)[::2].bitwise_right_shift(11)
-            v = words.bitwise_and_((1 << 53) - 1).add_(1).double().mul_(2.0**-53)
-            uniforms[small] -= (1 - v).mul_(2.0**-53)
+            for place, pair in enumerate(small):
+                v = ((int.from_bytes(drawn[16 * place : 16 * place + 8], "little") >> 11) + 1) * 2.0**-53
+                values[pair] -= (1 - v) * 2.0**-53
 
     def _open(self, release: int, lane: int = 0) -> CipherContext:
         if not 0 <= release < 1 << 63:
@@ -116,24 +135,25 @@ class NoiseKey:
         raise TypeError("A noise key stays in the process that made it: anyone who has it can subtract the noise.")
 
 
-def _box_muller(radius: Tensor, angle: Tensor, out: Tensor) -> Tensor:
-    """Pairs of normals from pairs of uniforms, which are overwritten."""
-    radius, angle, size = radius.log_().mul_(-2).sqrt_(), angle.mul_(2 * math.pi), len(radius)
-    torch.cos(angle, out=out[:size]).mul_(radius)
-    torch.sin(angle, out=out[size:]).mul_(radius)
-    return out
+def _box_muller(uniforms: Tensor) -> Tensor:
+    """Pairs of normals, radius times cosine and then radius times sine, in place of radius and angle uniforms."""
+    size = len(uniforms) // 2
+    radius, angle = uniforms[:size].log_().mul_(-2).sqrt_(), uniforms[size:].mul_(2 * math.pi)
+    cosines = angle.cos().mul_(radius)
+    angle.sin_().mul_(radius)
+    radius.copy_(cosines)
+    return uniforms
 
 
-class _Uniforms:
-    """Memory for up to ``most`` uniforms in (0, 1], 53 bits each; every call writes over the one before."""
+def _uniforms(stream: CipherContext, out: Tensor) -> Tensor:
+    """The next uniforms in (0, 1], 53 bits each, in all of this memory (float64) but its last ``_BLOCK`` numbers."""
+    count = len(out) - _BLOCK
+    zeros = _zeros()[: 8 * count] if count <= 2 * _CHUNK else bytes(8 * count)
+    stream.update_into(zeros, out.numpy().view("B").data)
+    return _kernels.to_uniforms(out[:count])
 
-    def __init__(self, most: int) -> None:
-        self._zeros = bytes(8 * most)
-        self._stream = bytearray(8 * most + 16)  # AES may ask for a block more than it writes
-        self._words = torch.frombuffer(self._stream, dtype=torch.int64)
-        self._values = torch.empty(most, dtype=torch.float64)
 
-    def __call__(self, stream: CipherContext, count: int) -> Tensor:
-        stream.update_into(memoryview(self._zeros)[: 8 * count], self._stream)
-        words = self._words[:count].bitwise_right_shift_(11).bitwise_and_((1 << 53) - 1).add_(1)
-        return self._values[:count].copy_(words).mul_(2.0**-53)
+@cache
+def _zeros() -> memoryview:
+    """What a counter stream is added to: nothing secret, so it is kept from one release to the next."""
+    return memoryview(bytes(16 * _CHUNK))

@@ -1,0 +1,64 @@
+"""C sources of the package, compiled at first use where there is a C compiler; torch serves elsewhere.
+
+A library is kept in the user's cache folder under a hash of source, compiler and processor. `TACIT_KERNELS=0` in the
+environment switches all of them off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+from tacit._files import replacing
+
+_OPTIONS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC")
+_SECONDS = 120  # that a compiler may take
+
+
+def compiled(source: Path) -> ctypes.CDLL | None:
+    """The library of a source; None without a compiler, or if anything about it fails."""
+    compiler = shutil.which(os.environ.get("CC") or "cc")
+    if os.environ.get("TACIT_KERNELS") == "0" or compiler is None or os.name != "posix":
+        return None
+    try:
+        return ctypes.CDLL(str(_library(source, compiler)))
+    except (OSError, RuntimeError, subprocess.SubprocessError):  # no folder to write to, no home, a failing compiler
+        return None
+
+
+def processor() -> bytes:
+    """What `-march=native` depends on: a home folder may serve several machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor().encode()
+    return "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model"))})).encode()
+
+
+def _library(source: Path, compiler: str) -> Path:
+    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_SECONDS, check=True).stdout
+    parts = (source.read_bytes(), " ".join(_OPTIONS).encode(), version, platform.machine().encode(), processor())
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tacit"
+    library = folder / f"{source.stem}-{hashlib.sha256(bytes(1).join(parts)).hexdigest()[:32]}.so"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _ours(folder):
+        raise OSError("Others may write to the cache folder.")
+    if not library.exists():
+        with replacing(library, mode=0o700) as partial:
+            command = [compiler, *_OPTIONS, "-o", str(partial), str(source), "-lm"]
+            subprocess.run(command, capture_output=True, timeout=_SECONDS, check=True)
+    if not _ours(library):
+        raise OSError("Others may write to the compiled library.")
+    return library
+
+
+def _ours(path: Path) -> bool:
+    """Whether no other user could have written it."""
+    found = path.stat()
+    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
