@@ -519,3 +519,22 @@ def test_a_closed_stream_is_over_and_its_private_files_are_gone(tmp_path: Path) 
     with pytest.raises((ReceiptError, ValueError)):
         resume_adapter(fresh(tmp_path), tmp_path / "checkpoint")
     close_adapter(fresh(tmp_path, form=Clip(CLIP)))  # nothing was promised, and nothing is to be closed
+
+
+@pytest.mark.parametrize(("other", "resumes"), [(1 + 1e-14, True), (1.01, False)])
+def test_a_computed_rate_may_be_rounded_otherwise_where_a_run_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: float, resumes: bool
+) -> None:
+    """Another version of a library rounds "auto" in its last digits: the stream went nowhere, its budget spent."""
+    first = run(fresh(tmp_path, lr="auto"), 0, 2)
+    save_adapter(first, tmp_path / "adapter.safetensors")
+    rate = first.optimize["lr"]
+    monkeypatch.setattr("tacit.adapt._adapter.rate_for", lambda *_, **__: rate * other)
+    second = fresh(tmp_path, lr="auto")
+    if not resumes:
+        with pytest.raises(ValueError, match="of another adapter: its optimizer"):
+            resume_adapter(second, tmp_path / "adapter.safetensors")
+        return
+    assert resume_adapter(second, tmp_path / "adapter.safetensors")
+    assert second.optimize["lr"] == second.optimizer.param_groups[0]["lr"] == rate
+    assert run(second, 2, 3).steps == 3

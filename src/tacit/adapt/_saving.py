@@ -9,6 +9,7 @@ says which batch is next, and none before it may be fed again.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -104,8 +105,8 @@ def _resumed(
         facts["adapter"]["filters"] = facts["adapter"]["filters"].replace(f"{earlier}(", f"{name}(")
     expected = _describe(adapter)
     for key, value in expected.items():
-        if facts["adapter"].get(key) != value:
-            stored = facts["adapter"].get(key)
+        stored = facts["adapter"].get(key)
+        if stored != value and not (key == "optimizer" and _same_but_for_rounding(stored, value)):
             raise ValueError(f"The checkpoint {path} is of another adapter: its {key} is {stored!r}, not {value!r}.")
     if adapter.steps:
         raise ValueError("This adapter has begun already: resume a checkpoint with a new one.")
@@ -175,6 +176,12 @@ def _describe(adapter: Adapter) -> dict[str, Any]:
     }
 
 
+def _same_but_for_rounding(stored: Any, now: dict[str, Any]) -> bool:
+    """Whether two optimizers differ in the last digits of the rate alone: computed ("auto") elsewhere it may."""
+    close = isinstance(stored, dict) and math.isclose(stored.get("lr", math.nan), now["lr"], rel_tol=1e-9)
+    return close and stored | {"lr": None} == now | {"lr": None}
+
+
 def _renamed(part: dict[str, Any]) -> dict[str, Any]:
     """The same under today's names."""
     return {_EARLIER.get(key, key): value for key, value in part.items()}
@@ -221,6 +228,9 @@ def _restore(adapter: Adapter, tensors: dict[str, Tensor], facts: dict[str, Any]
         *_, noise = saved = tensors["statistics"].double().cpu()
         adapter.statistics.moments, adapter.statistics.noise = saved[:-1].clone(), float(noise)
         adapter.statistics.publish()
+    adapter.optimize["lr"] = facts["adapter"]["optimizer"]["lr"]
+    for group in adapter.optimizer.param_groups:
+        group["lr"] = adapter.optimize["lr"]
     checkpoints.load_optimizer(adapter.optimizer, tensors, facts["optimizer"])
     device = next(iter(adapter.parameters.values())).device
     last = {key.removeprefix(_MEMORY): value.to(device) for key, value in tensors.items() if key.startswith(_MEMORY)}
