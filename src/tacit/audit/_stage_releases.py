@@ -121,9 +121,10 @@ def logit_cells_of_source(price: Price) -> Release:
     added = np.array([0.6, 0.4])
 
     def release(present: bool, trials: int) -> Array:
-        values = again(present, trials) * [-1.0, 1.0]
+        values: Array = again(present, trials) * np.array([-1.0, 1.0])
         # beyond 0 and what is added the likelihood ratio of Laplace noise stays as it is
-        return values.clip(0.0, added).sum(1) if price.noise == "laplace" else (values * added).sum(1)
+        score: Array = values.clip(0.0, added).sum(1) if price.noise == "laplace" else (values * added).sum(1)
+        return score
 
     return release
 
