@@ -1,8 +1,9 @@
 """What was tried on corruptions that are not reported on, and what is left without any noise on those that are.
 
 `python -m tools.recalibration_tried trimmed FOLDER` (sources to leave out), `… split FOLDER` (how to split a small
-budget), `… once FOLDER` (all of it for one question) and `… floors FOLDER` (a small budget beside the same samples
-without noise) print the numbers behind paragraphs of the page; the folder of the last is that of
+budget), `… once FOLDER` (all of it for one question), `… floors FOLDER` (a small budget beside the same samples
+without noise) and `… readings FOLDER` (one noise against several forms of local noise, by column and over all data
+sets) print the numbers behind paragraphs of the page; the folder of the last two is that of
 `studies.recalibration.page`. Outputs are computed once and kept in the folder. Seeds are fixed; everything is public
 and simulated.
 """
@@ -24,9 +25,10 @@ from torch import Tensor
 from studies import runner
 from studies.recalibration.data import CLEAN, DataSet, Shifted, from_file, shifted
 from studies.recalibration.lies import Lie
-from tacit.calibrate import Ask, GapCells, GapCurve, GapSlope, Outcome, Setting, SignedGap, Simulation, reference
+from tacit.calibrate import Ask, GapCells, GapCurve, GapSlope, Outcome, Platt, Setting, SignedGap, Simulation, reference
 from tacit.calibrate import _aggregate as aggregate
 from tacit.calibrate import _curve as curve
+from tacit.calibrate import _search as search
 from tacit.calibrate._outputs import bin_of
 from tacit.calibrate._search import drive, fit_gap
 from tacit.privacy import Budget
@@ -80,7 +82,7 @@ def split(folder: Path, trials: int = 40, epsilon: float = 0.2) -> Iterator[str]
 
 
 def once(folder: Path, trials: int = 40, epsilon: float = 0.2) -> Iterator[str]:
-    """The whole budget for one question (``GapCurve(steps=1)``) beside the signed gap: errors, share harmed."""
+    """The whole budget for one question (``GapCurve(steps=1)``, ``Platt``) beside the signed gap: errors, harmed."""
     found = [
         *((f"{name}, severity 3", *rest) for name, *rest in _shifted(folder, 3)),
         *((f"{name}, severity 4", *rest) for name, *rest in _shifted(folder, 4, clean=False)),
@@ -91,7 +93,12 @@ def once(folder: Path, trials: int = 40, epsilon: float = 0.2) -> Iterator[str]:
     for name, logits, labels in found:
         simulation = Simulation(logits=logits, labels=labels, sources=SOURCES, samples=SAMPLES, trials=trials)
         said = []
-        for setting, method in ((local, SignedGap()), (secure, SignedGap()), (secure, GapCurve(steps=1))):
+        for setting, method in (
+            (local, SignedGap()),
+            (secure, SignedGap()),
+            (secure, GapCurve(steps=1)),
+            (secure, Platt()),
+        ):
             trial = simulation.run_in(setting, method)
             harmed = float((trial.ece_after - trial.ece_before > 0.01).double().mean())
             said.append(f"{float(trial.ece_after.mean()):.4f} ({harmed:.2f})")
@@ -122,6 +129,47 @@ def floors(folder: Path, trials: int = 20) -> Iterator[str]:
         for column, rows in columns.items():
             means = [sum(values) / len(rows) for values in zip(*rows, strict=True)]
             yield f"{column}: " + ", ".join(f"{name} {mean:.4f}" for name, mean in zip(names, means, strict=True))
+
+
+def readings(folder: Path, trials: int = 100) -> Iterator[str]:
+    """Local noise in the forms that it had, and one noise, 50 sources of 30: by column and over all data sets.
+
+    A column is the mean over its data sets; over all 33 of them the median and the mean; then the share harmed.
+    """
+    noiseless = Budget(math.inf, 0.0)
+    for epsilon in (0.2, 0.5):
+        local = Setting(sources=SOURCES, samples=SOURCES * SAMPLES, budget=Budget(epsilon, 0.0), noise="laplace")
+        plain, secure = replace(local, aggregate="sum"), replace(local, aggregate="secure", honest=SOURCES // 2)
+        arms: dict[str, tuple[Setting, SignedGap, float]] = {
+            "local noise": (local, SignedGap(), search._SURE),
+            "local noise, plain sum": (plain, SignedGap(), search._SURE),
+            "local noise, plain sum, no gate": (plain, SignedGap(), 0.0),
+            "one noise": (secure, SignedGap(), search._SURE),
+            "one noise, GapCurve": (secure, GapCurve(), search._SURE),
+            "one noise, GapCurve in one question": (secure, GapCurve(steps=1), search._SURE),
+            "one noise, Platt": (secure, Platt(), search._SURE),
+            "no noise": (replace(plain, budget=noiseless), SignedGap(), search._SURE),
+            "no noise, GapCurve": (replace(plain, budget=noiseless), GapCurve(), search._SURE),
+        }
+        errors: dict[str, dict[str, list[float]]] = {name: {} for name in arms}
+        harmed: dict[str, dict[str, list[float]]] = {name: {} for name in arms}
+        for title, recipe in (("severity 3", "trust"), ("severity 5", "trust-severity-5"), ("", "trust-cifar")):
+            for one in _reported(folder, recipe):
+                simulation = Simulation(**one.arrays, sources=SOURCES, samples=SAMPLES, trials=trials)
+                column = one.name if one.name == CLEAN or not title else title
+                for name, (setting, method, sure) in arms.items():
+                    before, search._SURE = search._SURE, sure
+                    trial = simulation.run_in(setting, method)
+                    search._SURE = before
+                    errors[name].setdefault(column, []).append(float(trial.ece_after.mean()))
+                    worse = (trial.ece_after - trial.ece_before > 0.01).double().mean()
+                    harmed[name].setdefault(column, []).append(float(worse))
+        for name, found in errors.items():
+            parts = [f"{column} {np.mean(values):.4f}" for column, values in found.items()]
+            together = np.concatenate([*found.values()])
+            parts += [f"all, median {np.median(together):.4f}", f"mean {np.mean(together):.4f}"]
+            parts += [f"{column} harmed {np.mean(values):.3f}" for column, values in harmed[name].items()]
+            yield f"epsilon {epsilon:g}, {name}: {', '.join(parts)}"
 
 
 def _reported(folder: Path, recipe: str) -> list[DataSet]:
@@ -180,8 +228,8 @@ def _curved(simulation: Simulation, setting: Setting, share: float) -> Tensor:
     if share > 0:
         scale = 1 / (share * epsilon)
         gap, slope = (math.hypot(math.sqrt(2 * noises) * scale, math.sqrt(samples * v)) for v in GapSlope().spread)
-        search = fit_gap(low=0.5, high=3.0, steps=1, samples=samples, stds=(gap, slope), trials=trials, z=1.96)
-        temperature, constant = drive(search, lambda asked: [noisy(asked, scale)]).temperature, gap / samples
+        asking = fit_gap(low=0.5, high=3.0, steps=1, samples=samples, stds=(gap, slope), trials=trials, z=1.96)
+        temperature, constant = drive(asking, lambda asked: [noisy(asked, scale)]).temperature, gap / samples
     scale = 1 / ((1 - share) * epsilon)
     totals = noisy(Ask(statistic=GapCells(), temperatures=temperature), scale)
     found = curve.corrections(totals, samples=samples, noise=math.sqrt(2 * noises) * scale, constant=constant)
@@ -199,6 +247,7 @@ TRIED: dict[str, Callable[[Path], Iterator[str]]] = {
     "split": split,
     "once": once,
     "floors": floors,
+    "readings": readings,
 }
 
 

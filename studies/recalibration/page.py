@@ -22,9 +22,25 @@ TITLES = {
     ("trust-cifar", "CIFAR-10"): "CIFAR-10",
     ("trust-cifar", "CIFAR-100"): "CIFAR-100",
 }
-METHODS = (*study.PAPER, "signed-gap@sum", "signed-gap", "gap-curve", "signed-gap@secure", "gap-curve@secure")
+METHODS = (
+    *study.PAPER,
+    "signed-gap@sum",
+    "signed-gap",
+    "gap-curve",
+    "signed-gap@secure",
+    "gap-curve@secure",
+    "platt@secure",
+)
 LIES = ("extreme", "hidden", "flipped", "colluding", "small")
-NOISES = ("nothing", "signed-gap", "gap-curve", "signed-gap@secure", "gap-curve@secure", "one-question@secure")
+NOISES = (
+    "nothing",
+    "signed-gap",
+    "gap-curve",
+    "signed-gap@secure",
+    "gap-curve@secure",
+    "platt@secure",
+    "one-question@secure",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -26,6 +26,7 @@ NAMES = {
     "signed-gap@secure": "SignedGap, secure aggregation",
     "gap-curve": "GapCurve",
     "gap-curve@secure": "GapCurve, secure aggregation",
+    "platt@secure": "Platt, secure aggregation",
     "one-question@secure": "GapCurve in one question, secure aggregation",
     "acc-t@robust": "Acc-T, robust",
 }

@@ -28,7 +28,7 @@ from tacit.privacy import Budget, Neighbours
 from tacit.recipes import Progress, fingerprint, nearest
 
 FORMAT = 3  # of a kept cell; raised when the same recipe would give other numbers
-OWN = ("signed-gap", "gap-curve")
+OWN = ("signed-gap", "gap-curve", "platt")
 PAPER = ("nothing", "one-source", "histogram", "nll-t", "ece-t", "acc-t")
 Factor = Literal["sources", "samples", "epsilon", "iterations", "bins"]
 HARM = 0.01  # a calibration error that is larger by more than this than without recalibration

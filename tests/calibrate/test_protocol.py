@@ -26,6 +26,7 @@ from tacit.calibrate import (
     Method,
     Nothing,
     OneSource,
+    Platt,
     Query,
     Refusal,
     Setting,
@@ -46,7 +47,8 @@ from tacit.privacy import Budget, Ledger, Neighbours
 LOGITS, LABELS = reference(0.1)
 FREE, PURE = Budget(math.inf, 0.0), Budget(1.0, 0.0)
 ASKING: list[Method] = [
-    SignedGap(steps=2), SignedGap(), GapCurve(steps=1), GapCurve(steps=2), AccT(), NLLT(), ECET(), HistogramBinning(),
+    SignedGap(steps=2), SignedGap(), GapCurve(steps=1), GapCurve(steps=2), Platt(), AccT(), NLLT(), ECET(),
+    HistogramBinning(),
 ]  # fmt: skip
 
 
@@ -314,7 +316,8 @@ def test_settings_that_make_no_sense() -> None:
     ):
         with pytest.raises(ValueError, match=r"[a-z].*\."):
             make()
-    assert set(METHODS) == {"signed-gap", "gap-curve", "acc-t", "nll-t", "ece-t", "histogram", "one-source", "nothing"}
+    own = {"signed-gap", "gap-curve", "platt"}
+    assert set(METHODS) == own | {"acc-t", "nll-t", "ece-t", "histogram", "one-source", "nothing"}
 
 
 # Intervals
@@ -410,6 +413,10 @@ def test_the_fast_path_is_the_loop_over_sources_given_the_same_noise(
         assert fast.outcome.confidences is not None
         assert fast.outcome.confidences[0].tolist() == pytest.approx(list(result.confidences), abs=1e-12)
     assert (result.corrections is not None) == (method == GapCurve(steps=2))
+    assert (result.platt is not None) == (fast.outcome.platt is not None)
+    if result.platt is not None:
+        assert fast.outcome.platt is not None
+        assert fast.outcome.platt[0].tolist() == pytest.approx(list(result.platt), abs=1e-9)
     if result.corrections is not None:
         assert fast.outcome.corrections is not None
         assert fast.outcome.corrections[0].tolist() == pytest.approx(list(result.corrections), abs=1e-12)

@@ -8,7 +8,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacit.calibrate import BinGaps, Cells, Count, Gap, GapCells, GapSlope, Histogram, Loss, Price, Query, Statistic
+from tacit.calibrate import (
+    BinGaps,
+    Cells,
+    Count,
+    Gap,
+    GapCells,
+    GapSlope,
+    Histogram,
+    LogitCells,
+    Loss,
+    Price,
+    Query,
+    Statistic,
+)
 from tacit.calibrate._outputs import Outputs
 from tacit.privacy import Neighbours
 
@@ -20,6 +33,7 @@ STATISTICS: list[Statistic] = [
     BinGaps(bins=4),
     GapCells(),
     GapCells(bins=2),
+    LogitCells(),
     Cells(),
     Cells(bins=3),
     Histogram(),
@@ -105,6 +119,7 @@ def test_the_l2_sensitivity_of_a_histogram_is_reached_and_not_above_it(bins: int
         (GapSlope(), 1, 2),
         (BinGaps(), 1, 2),
         (GapCells(), 1, 2),
+        (LogitCells(), 1, 2),
         (Cells(), 1, 2),
         (Histogram(), 2, 4),
         (Loss(), 10, 10),

@@ -12,8 +12,8 @@ from torch import nn
 
 from tacit.adapt import DP, Tent
 from tacit.audit._mechanism import Array, Release
-from tacit.audit._recorded import Stage
-from tacit.calibrate import Cells, Gap, GapCells, Histogram, Price, Query, Shares, Source
+from tacit.audit._recorded import Stage, releases_of
+from tacit.calibrate import Cells, Gap, GapCells, Histogram, LogitCells, Price, Query, Shares, Source
 from tacit.data import TensorRecords
 from tacit.finetune import DPGD, Evaluation, Labels, Standardise, fit
 from tacit.privacy import Budget, Ledger, Neighbours, epsilon_of
@@ -98,6 +98,35 @@ def gap_of_source(noise: Noise) -> Stage:
         source.answer(Query(id="gap", statistic=Gap(temperature=1.0), price=Price(noise=noise, amount=2.0)))
 
     return stage
+
+
+def logit_cells_of_source(price: Price) -> Release:
+    """A source that is asked for ``LogitCells``: a row of confidence 0.6 that is wrong, or nobody.
+
+    The row adds -0.6 to a wide bin and 0.4 to a narrow one: 1 in all, which is all that it may add.
+    """
+
+    def stage(present: bool) -> None:
+        rows = int(present)
+        source = Source(
+            "audit",
+            probs=torch.tensor([[0.6, 0.4, 0.0]], dtype=torch.float64)[:rows],
+            labels=torch.tensor([1])[:rows],
+            budget=Budget(math.inf, 0.0 if price.noise == "laplace" else 1e-5),
+            noise=price.noise,
+        )
+        source.answer(Query(id="cells", statistic=LogitCells(), price=price))
+
+    again, _ = releases_of(stage, name="logit cells")
+    added = np.array([0.6, 0.4])
+
+    def release(present: bool, trials: int) -> Array:
+        values: Array = again(present, trials) * np.array([-1.0, 1.0])
+        # beyond 0 and what is added the likelihood ratio of Laplace noise stays as it is
+        score: Array = values.clip(0.0, added).sum(1) if price.noise == "laplace" else (values * added).sum(1)
+        return score
+
+    return release
 
 
 def feature_mean(noise: float) -> Release:

@@ -146,6 +146,8 @@ def source(effort: Effort) -> Iterator[Finding]:
     price, name = Price(noise="laplace", amount=2.0), "an answer of a source, gap cells, laplace"
     release = stage_releases.source_answers(price, GapCells)
     yield _attack(release, Claim(epsilon=2.0), name=name, trials=effort.trials(360_000))
+    release, name = stage_releases.logit_cells_of_source(price), "an answer of a source, logit cells, laplace"
+    yield _attack(release, Claim(epsilon=2.0), name=name, trials=effort.trials(360_000))
 
 
 @audits("calibration shares", "calibrate.Source.share")

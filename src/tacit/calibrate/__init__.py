@@ -15,6 +15,7 @@ from tacit.calibrate._methods import (
     Method,
     Nothing,
     OneSource,
+    Platt,
     Setting,
     SignedGap,
 )
@@ -27,7 +28,18 @@ from tacit.calibrate._simulation import Forecast, Simulation, Trials, forecast, 
 from tacit.calibrate._source import TRUSTS as TRUSTS
 from tacit.calibrate._source import Source, Terms
 from tacit.calibrate._source import Trust as Trust
-from tacit.calibrate._statistics import BinGaps, Cells, Count, Gap, GapCells, GapSlope, Histogram, Loss, Statistic
+from tacit.calibrate._statistics import (
+    BinGaps,
+    Cells,
+    Count,
+    Gap,
+    GapCells,
+    GapSlope,
+    Histogram,
+    LogitCells,
+    Loss,
+    Statistic,
+)
 from tacit.calibrate._transport import CalibrationError, InProcess, Refusal, SecureTransport, Summed, Transport
 
 __all__ = [
@@ -51,12 +63,14 @@ __all__ = [
     "Histogram",
     "HistogramBinning",
     "InProcess",
+    "LogitCells",
     "Loss",
     "Method",
     "Nothing",
     "OneSource",
     "Outcome",
     "Plan",
+    "Platt",
     "Price",
     "Query",
     "Refusal",

@@ -18,6 +18,7 @@ from tacit._saving import save_result
 from tacit.calibrate._curve import corrected
 from tacit.calibrate._merging import with_temperature
 from tacit.calibrate._outputs import FLOOR, bin_of
+from tacit.calibrate._platt import platt
 from tacit.calibrate._wire import checked, make
 from tacit.privacy import Guarantee, Neighbours, Unit
 
@@ -34,6 +35,7 @@ class Result:
         temperature: Logits are divided by it.
         confidences: Histogram binning: the confidence of each equal-width bin.
         corrections: What is added to the confidence at the temperature, at the middle of each equal-width bin.
+        platt: The intercept and the slope that the logit of the confidence at the temperature gets.
         queries: Asked of, and paid by, each source.
         epsilon: What each source spent on it.
         delta: What each source spent on it.
@@ -70,6 +72,7 @@ class Result:
     honest: int = 0
     colluding: int = 0
     corrections: tuple[float, ...] | None = None
+    platt: tuple[float, float] | None = None
 
     def wrap(self, model: nn.Module) -> Calibrated:
         """The classifier with calibrated outputs."""
@@ -85,7 +88,7 @@ class Result:
     @property
     def only_temperature(self) -> bool:
         """Whether a temperature is all that it changes, so that it can be merged into a model's weights."""
-        return self.confidences is None and self.corrections is None
+        return self.confidences is None and self.corrections is None and self.platt is None
 
     @property
     def guarantee(self) -> Guarantee:
@@ -140,6 +143,8 @@ class Result:
     def __str__(self) -> str:
         what = f"temperature {self.temperature:.3f}" if self.confidences is None else f"{len(self.confidences)} bins"
         what += "" if self.corrections is None else " and a correction of the confidence"
+        if self.platt is not None:
+            what = f"the logit of the confidence times {self.platt[1]:.3f}, plus {self.platt[0]:.3f}"
         if self.interval is not None:
             what += f" (between {self.interval[0]:.3f} and {self.interval[1]:.3f})"
         price = f"{self.queries} queries to each of {self.sources} sources for epsilon {self.epsilon:g}"
@@ -156,7 +161,7 @@ class Calibrated(nn.Module):
         result: The recalibration.
     """
 
-    table: Tensor | None  # the confidence of each bin, or what is added to it
+    table: Tensor | None  # the confidence of each bin, what is added to it, or intercept and slope
     temperature: Tensor
 
     def __init__(self, model: nn.Module, result: Result) -> None:
@@ -208,16 +213,18 @@ class Calibrated(nn.Module):
 
 
 def _table(result: Result) -> Tensor | None:
-    values = result.confidences if result.corrections is None else result.corrections
+    values = result.platt or result.corrections or result.confidences
     return None if values is None else torch.tensor(values, dtype=torch.float64)
 
 
 def _mapped(logits: Tensor, result: Result, table: Tensor) -> Tensor:
-    """Logits with the confidences of a histogram's bins, or with those of a temperature and its correction."""
-    if result.corrections is None:
+    """Logits with the confidences of a histogram's bins, of a temperature and its correction, or of Platt scaling."""
+    if result.corrections is None and result.platt is None:
         return binned(logits, table)
     scaled = logits / result.temperature
     top = torch.softmax(scaled, dim=-1).amax(dim=-1, keepdim=True)
+    if result.platt is not None:
+        return with_confidence(scaled, platt(top, table[0], table[1], logits.shape[-1]))
     return with_confidence(scaled, corrected(top, table, logits.shape[-1]))
 
 

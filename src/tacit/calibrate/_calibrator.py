@@ -26,6 +26,7 @@ from tacit.calibrate._methods import (
     Method,
     Nothing,
     OneSource,
+    Platt,
     Setting,
     SignedGap,
 )
@@ -117,7 +118,7 @@ class Calibrator:
             raise ValueError("One source calibrates for itself: there is nothing to aggregate.")
         if self.aggregate not in ("robust", "sum"):
             raise ValueError(f"Answers are put together by the robust location or their sum; got {self.aggregate!r}.")
-        if self.check and isinstance(self.method, GapCurve | HistogramBinning | Nothing | OneSource):
+        if self.check and isinstance(self.method, GapCurve | Platt | HistogramBinning | Nothing | OneSource):
             raise ValueError(f"The check measures a temperature alone, and {self.method.name} has more or none.")
 
     def plan(self, terms: Sequence[Terms], *, resume: bool = False) -> Plan:
@@ -231,6 +232,7 @@ class Calibrator:
             temperature=float(outcome.temperature[0]),
             confidences=None if outcome.confidences is None else tuple(outcome.confidences[0].tolist()),
             corrections=None if outcome.corrections is None else tuple(outcome.corrections[0].tolist()),
+            platt=None if outcome.platt is None else tuple(outcome.platt[0].tolist()),
             interval=self._interval(outcome, plan, asker.sums),
             queries=plan.queries,
             epsilon=self.budget.epsilon,

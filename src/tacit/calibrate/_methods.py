@@ -1,8 +1,8 @@
 """The methods: which statistic is asked, how often, and what is made of the answers.
 
 ``AccT``, ``NLLT``, ``ECET`` and ``HistogramBinning`` are those of Luo et al. (2020), ``OneSource`` and ``Nothing``
-their baselines; ``SignedGap`` is tacit's own and the default, and ``GapCurve`` corrects what its temperature leaves. A
-method is a frozen value of settings, never of data.
+their baselines; ``SignedGap`` is tacit's own and the default, and ``GapCurve`` corrects what its temperature leaves,
+``Platt`` scales the logit of the confidence. A method is a frozen value of settings, never of data.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tacit.calibrate._accuracy_curve import NODES, TEMPERATURE, accuracy_curve
 from tacit.calibrate._aggregate import deviation
 from tacit.calibrate._curve import corrections, middles
 from tacit.calibrate._measures import check_bins
+from tacit.calibrate._platt import fit_platt
 from tacit.calibrate._queries import Price
 from tacit.calibrate._search import Ask, Objective, Outcome, Search, fit_gap, golden_section
 from tacit.calibrate._statistics import (
@@ -31,6 +32,7 @@ from tacit.calibrate._statistics import (
     GapCells,
     GapSlope,
     Histogram,
+    LogitCells,
     Loss,
     Noise,
     Statistic,
@@ -340,6 +342,45 @@ class GapCurve(SignedGap):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Platt(SignedGap):
+    """Platt scaling of the confidence, an intercept and a slope of its logit: one question with the whole budget.
+
+    For secure aggregation and published sizes. With local noise, without sizes, or where the noise of a number is more
+    than ``_ONCE_NOISE`` of all units, which public quantities decide, it is the signed gap and nothing else. It
+    goes as far from "calibrated as it is" as harm is improbable (``_platt``). What it finds is not a temperature, so it
+    cannot be merged into a model's weights.
+
+    Formal guarantee: one answer for ``LogitCells``, of L1 and L2 sensitivity 1 (2 under replace-one), which costs the
+    whole budget; the rest is post-processing.
+
+    Args:
+        low: The smallest temperature of the signed gap's search.
+        high: The largest temperature.
+        steps: The number of questions of the signed gap; None chooses it from public quantities.
+    """
+
+    name: ClassVar[str] = "platt"
+
+    def at_once(self, setting: Setting) -> bool:
+        """Whether it is Platt scaling and not the signed gap."""
+        if setting.aggregate == "robust" or setting.samples is None:
+            return False
+        return setting.noise_std(LogitCells(), 1) <= _ONCE_NOISE * max(1, setting.samples)
+
+    def queries(self, setting: Setting) -> int:
+        return 1 if self.at_once(setting) else super().queries(setting)
+
+    def search(self, setting: Setting, trials: int = 1) -> Search:
+        if not self.at_once(setting):
+            return (yield from super().search(setting, trials))
+        ones = torch.ones(trials, dtype=torch.float64)
+        totals = yield Ask(statistic=LogitCells(), temperatures=ones)
+        line, gone = fit_platt(totals[-1], noise=setting.noise_std(LogitCells(), 1))
+        kept = gone == 0
+        return Outcome(temperature=ones, platt=None if bool(kept.all()) else line, kept=kept)
+
+
+@dataclass(frozen=True, kw_only=True)
 class HistogramBinning(Method):
     """Each confidence bin gets the accuracy that was seen in it; one question.
 
@@ -427,5 +468,6 @@ def _nothing(trials: int) -> Search:
 
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (SignedGap, GapCurve, AccT, NLLT, ECET, HistogramBinning, OneSource, Nothing)
+    method.name: method
+    for method in (SignedGap, GapCurve, Platt, AccT, NLLT, ECET, HistogramBinning, OneSource, Nothing)
 }

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit.calibrate._outputs import Outputs, bin_of
-from tacit.calibrate._statistics import BinGaps, Cells, GapCells, Histogram, Statistic
+from tacit.calibrate._statistics import BinGaps, Cells, GapCells, Histogram, LogitCells, Statistic
 
 CELLS = 2**24  # numbers held at once
 
@@ -42,6 +42,9 @@ class Rows:
             else:
                 values = torch.stack([outputs.correct * outputs.good, outputs.good], dim=1)
                 place = torch.cat([place, place + statistic.bins], dim=1)
+        elif isinstance(statistic, LogitCells):
+            values, place = statistic.pairs(outputs, outputs.confidence(statistic.temperature))
+            values = values * outputs.good[:, None]
         else:
             values = statistic.contributions(outputs)
         if on_grid:

@@ -41,6 +41,7 @@ class Outcome:
         temperature: Per trial.
         confidences: Of each bin, for histogram binning.
         corrections: What is added to the confidence, at the middle of each bin.
+        platt: Intercept and slope of the confidence's logit.
         low: The lower end of an interval for the temperature.
         high: The upper end.
         edge: Whether the search ended at an end of its range.
@@ -51,6 +52,7 @@ class Outcome:
     temperature: Tensor
     confidences: Tensor | None = None
     corrections: Tensor | None = None
+    platt: Tensor | None = None
     low: Tensor | None = None  # an interval for the temperature
     high: Tensor | None = None
     edge: Tensor | None = None  # whether the search ended at an end of its range

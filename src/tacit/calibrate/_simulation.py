@@ -22,6 +22,7 @@ from tacit.calibrate._aggregate import Answers, totals
 from tacit.calibrate._curve import corrected
 from tacit.calibrate._methods import Aggregate, Method, OneSource, Setting
 from tacit.calibrate._outputs import Outputs, bin_of
+from tacit.calibrate._platt import platt
 from tacit.calibrate._rows import CELLS, Rows, gathered
 from tacit.calibrate._search import Ask, Outcome, drive
 from tacit.calibrate._statistics import BinGaps, Gap, Histogram, Noise, Statistic
@@ -212,7 +213,9 @@ class Simulation:
         if outcome.confidences is not None:
             return self._ece_of_bins(outcome.confidences) / left_over
         if outcome.corrections is not None:
-            return self._ece_of_curves(outcome.temperature, outcome.corrections) / left_over
+            return self._ece_of_curves(outcome.temperature, outcome.corrections, corrected) / left_over
+        if outcome.platt is not None:
+            return self._ece_of_curves(outcome.temperature, outcome.platt, _scaled) / left_over
         levels, place = torch.unique(outcome.temperature, return_inverse=True)
         errors = torch.zeros(self.trials, dtype=torch.float64)
         for level, temperature in enumerate(levels.tolist()):
@@ -231,14 +234,16 @@ class Simulation:
         sums = torch.zeros(self.trials, self.bins, dtype=torch.float64)
         return sums.scatter_add_(1, bin_of(claimed, self.bins), gaps).abs().sum(dim=1)
 
-    def _ece_of_curves(self, temperature: Tensor, corrections: Tensor) -> Tensor:
+    def _ece_of_curves(
+        self, temperature: Tensor, tables: Tensor, claim: Callable[[Tensor, Tensor, int], Tensor]
+    ) -> Tensor:
         """Every trial has a curve of its own, so rows are looked at trial by trial."""
         outputs, errors = self.outputs, []
         known: dict[float, Tensor] = {}
-        for level, correction, rows in zip(temperature.tolist(), corrections, self.assigned, strict=True):
+        for level, table, rows in zip(temperature.tolist(), tables, self.assigned, strict=True):
             if level not in known:
                 known[level] = outputs.confidence(level)
-            claimed = corrected(known[level], correction, outputs.classes)
+            claimed = claim(known[level], table, outputs.classes)
             gaps = (outputs.correct - claimed) * outputs.good
             gaps[rows] = 0.0
             errors.append(torch.bincount(bin_of(claimed, self.bins), gaps, minlength=self.bins).abs().sum())
@@ -304,6 +309,10 @@ def simulate(
         logits=logits, probs=probs, labels=labels, sources=sources, samples=samples, trials=trials, seed=seed
     )
     return simulation.run(method, budget=budget, noise=noise, neighbours=neighbours)
+
+
+def _scaled(confidence: Tensor, line: Tensor, classes: int) -> Tensor:
+    return platt(confidence, line[0], line[1], classes)
 
 
 def _on_grid(statistic: Statistic, outputs: Outputs, temperature: float | Tensor) -> Tensor:

@@ -14,6 +14,7 @@ statistic        L1          L2              because one unit adds
 ``GapSlope``     1 / 2       1 / 2           the gap, and a slope cut to at most 1 - |gap|
 ``BinGaps``      1 / 2       1 / 2           correct - confidence to one bin
 ``GapCells``     1 / 2       1 / 2           to one bin: correct - confidence, and 1 less its absolute value
+``LogitCells``   1 / 2       1 / 2           correct - confidence to a wide bin, 1 less its size to a narrow one
 ``Cells``        1 / 2       1 / √2          1 to one cell: a bin's correct or its wrong ones (never negative)
 ``Histogram``    2 / 4       √2 / 2          1 to one bin's total, and 1 or 0 to its correct (never negative)
 ``Loss``         B / B       B / B           a loss clipped to [0, B]; replaced within an interval of width B
@@ -36,6 +37,7 @@ from torch import Tensor
 
 from tacit.calibrate._measures import check_bins
 from tacit.calibrate._outputs import Outputs, bin_of
+from tacit.calibrate._platt import NARROW, WIDE
 from tacit.calibrate._wire import make
 from tacit.privacy import GridSum, Neighbours, grid_sum
 
@@ -259,6 +261,46 @@ class GapCells(AtTemperature):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LogitCells(AtTemperature):
+    """The sum of correct - confidence in wide bins of the confidence's logit, and what it leaves of 1 in narrow ones.
+
+    Like ``GapCells``, with two sets of bins, which are fixed (``_platt``): a unit adds to one wide bin and to one
+    narrow one, 1 in all.
+
+    Args:
+        temperature: The temperature at which it is computed.
+    """
+
+    kind: ClassVar[str] = "logit-cells"
+
+    @property
+    def size(self) -> int:
+        return len(WIDE) + len(NARROW) + 2
+
+    @property
+    def l1(self) -> float:
+        return 1.0
+
+    @property
+    def spread(self) -> tuple[float, ...]:
+        return (0.2 / (len(WIDE) + 1),) * (len(WIDE) + 1) + (0.2 / (len(NARROW) + 1),) * (len(NARROW) + 1)
+
+    def pairs(self, outputs: Outputs, confidence: Tensor) -> tuple[Tensor, Tensor]:
+        """The two numbers that each row adds, and to which values."""
+        gap = outputs.correct - confidence
+        left = torch.floor((1 - gap.abs()) / self.grid) * self.grid  # so that rounding the gap never passes the norm
+        wide, narrow = (
+            torch.bucketize(confidence, torch.sigmoid(torch.tensor(edges, dtype=torch.float64)))
+            for edges in (WIDE, NARROW)
+        )
+        return torch.stack([gap, left], dim=1), torch.stack([wide, narrow + len(WIDE) + 1], dim=1)
+
+    def rows(self, outputs: Outputs, temperature: float | Tensor) -> Tensor:
+        values, place = self.pairs(outputs, outputs.confidence(temperature))
+        return torch.zeros(len(outputs), self.size, dtype=torch.float64).scatter_(1, place, values)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cells(AtTemperature):
     """The number of correct predictions in each confidence bin, then the number of wrong ones: cells without overlap.
 
@@ -379,5 +421,5 @@ class Count(Statistic):
 
 
 KINDS: dict[str, type[Statistic]] = {
-    cls.kind: cls for cls in (Gap, GapSlope, BinGaps, GapCells, Cells, Histogram, Loss, Count)
+    cls.kind: cls for cls in (Gap, GapSlope, BinGaps, GapCells, LogitCells, Cells, Histogram, Loss, Count)
 }

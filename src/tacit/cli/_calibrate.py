@@ -41,7 +41,8 @@ def calibrate(
     method: Annotated[
         str | None,
         typer.Option(
-            help="signed-gap, gap-curve, acc-t, nll-t, ece-t, histogram, one-source, nothing.", show_default=METHOD
+            help="signed-gap, gap-curve, platt, acc-t, nll-t, ece-t, histogram, one-source, nothing.",
+            show_default=METHOD,
         ),
     ] = None,
     iterations: Annotated[int | None, typer.Option(help="K of a golden-section search: it asks K + 1 times.")] = None,
@@ -250,6 +251,8 @@ def _show(facts: dict[str, Any], result: Result) -> None:
         bins = len(result.corrections)
         added = (f"{value:+.3f} at {(at + 0.5) / bins:.2g}" for at, value in enumerate(result.corrections))
         table.add_row("added to confidence", ", ".join(added))
+    if result.platt is not None:
+        table.add_row("logit of confidence", f"times {result.platt[1]:.3f}, plus {result.platt[0]:.3f}")
     if facts["ece_before"] is None:
         table.add_row("calibration error", "not measured: every sample is at a source, and none is public")
     else:
