@@ -10,6 +10,7 @@ from pathlib import Path
 
 from studies import runner
 from studies.findings import show
+from studies.part import wanted
 from studies.tables import tables
 from tacit.privacy import LedgerError
 
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     out = options.out or Path("runs") / options.recipe.stem
     try:
-        findings, facts = runner.run(options.recipe, out)
+        findings, facts = runner.run(options.recipe, out, wanted(options.only))
     except KeyboardInterrupt:
         print(f"Stopped: no report was written to {out}. What was charged to a ledger stays spent.", file=sys.stderr)
         return 130
@@ -47,7 +48,7 @@ def _list(_: argparse.Namespace) -> int:
 
 def _tables(options: argparse.Namespace) -> int:
     for path in options.recipe:
-        _, study = runner.read(path)
+        _, study = runner.read(path, wanted(options.only))
         print(f"\n### {study.title} ({path.name})\n")
         for table in tables(study, options.out, shifts=options.shifts):
             print(table.markdown())
@@ -61,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("recipe", type=Path, help="PAPER/NAME.toml as in the list, or a TOML file of your own")
     run.add_argument("--out", type=Path, help="where the report goes; runs/NAME by default")
     run.add_argument("--json", action="store_true", help="print the facts as JSON")
+    _part_of(run)
     run.set_defaults(do=_run)
     commands.add_parser("list", help="every recipe, its kind and its title").set_defaults(do=_list)
     printing = commands.add_parser(
@@ -69,8 +71,19 @@ def _parser() -> argparse.ArgumentParser:
     printing.add_argument("out", type=Path, help="the folder of the run")
     printing.add_argument("recipe", type=Path, nargs="+")
     printing.add_argument("--shifts", action="store_true", help="shift by shift as well")
+    _part_of(printing)
     printing.set_defaults(do=_tables)
     return parser
+
+
+def _part_of(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a part of the recipe: seeds, and values of its arms, as in method=tent lr=0.01,0.03",
+    )
 
 
 if __name__ == "__main__":

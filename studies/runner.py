@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from studies.findings import Findings, carry_out
+from studies.part import Only, part
 from tacit import recipes
 from tacit.recipes import Progress
 
@@ -56,14 +57,15 @@ def find(recipe: Path) -> Path:
     return inside if not recipe.exists() and inside.is_file() else recipe
 
 
-def read(recipe: Path) -> tuple[str, Any]:
-    """The kind of a recipe and its configuration."""
-    return recipes.read(find(recipe), _Configs())
+def read(recipe: Path, only: Only | None = None) -> tuple[str, Any]:
+    """The kind of a recipe and its configuration, or the part of it that ``only`` names."""
+    kind, config = recipes.read(find(recipe), _Configs())
+    return kind, part(config, only) if only else config
 
 
-def run(recipe: Path, out: Path) -> tuple[Findings, dict[str, Any]]:
-    """Run a recipe and write its report, its privacy card and its facts to ``out``."""
-    kind, config = read(recipe)
+def run(recipe: Path, out: Path, only: Only | None = None) -> tuple[Findings, dict[str, Any]]:
+    """Run a recipe, or the part that ``only`` names, and write its report, privacy card and facts to ``out``."""
+    kind, config = read(recipe, only)
 
     def work(progress: Progress) -> Findings:
         result = load(KINDS[kind].run)(config, out=out, progress=progress)
