@@ -15,7 +15,6 @@ from torch.nn import functional
 from tacit._refusals import Refusal
 from tacit.finetune._measures import auroc, score_histogram, scores_of_histogram
 
-
 _IGNORED = -100  # torch's `ignore_index`
 SILENT_LOSSES: WeakSet[Any] = WeakSet()  # those of `loss_of` that draw nothing: the package's own tasks
 

@@ -1,8 +1,8 @@
 """One linear layer under a loss whose gradient by the outputs is known: no graph, no handles, no backward pass.
 
 A loss offers that as a function `output_gradients(outputs, labels)`, an attribute: losses, their gradients by the
-outputs, and which rows fail (None: none), each computed of its row alone. What a layer makes of them is what the rule of
-linear layers records; checks on synthetic rows, and of a unit now and then, go the usual way.
+outputs, and which rows fail (None: none), each computed of its row alone. What a layer makes of them is what the rule
+of linear layers records; checks on synthetic rows, and of a unit now and then, go the usual way.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def untouched(model: nn.Module) -> bool:
         _FORWARDS.get(type(module)) is type(module).forward
         and "forward" not in module.__dict__
         and module._compiled_call_impl is None
-        and not any([getattr(module, hooks) for hooks in _HOOKS])
+        and not any(getattr(module, hooks) for hooks in _HOOKS)
         for module in model.modules()
     )
 
