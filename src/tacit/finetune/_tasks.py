@@ -15,7 +15,7 @@ from torch.nn import functional
 from tacit._refusals import Refusal
 from tacit.finetune._measures import auroc, score_histogram, scores_of_histogram
 
-
+_IGNORED = -100  # torch's `ignore_index`
 SILENT_LOSSES: WeakSet[Any] = WeakSet()  # those of `loss_of` that draw nothing: the package's own tasks
 
 
@@ -79,6 +79,24 @@ class Classes:
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return functional.cross_entropy(outputs, labels, reduction="none")
+
+    def output_gradients(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The losses of `loss`, their gradients by the outputs, softmax less one at the label, and who fails.
+
+        As in torch a label of -100 has neither loss nor gradient; one that is no class fails, and has none here.
+        """
+        logs, good = functional.log_softmax(outputs, 1), None
+        low, high = torch.aminmax(labels) if len(labels) else (labels.new_zeros(()), labels.new_zeros(()))
+        if int(low) < 0 or int(high) >= outputs.shape[1]:
+            good = (labels >= 0) & (labels < outputs.shape[1])
+        places = (labels if good is None else labels.masked_fill(~good, 0))[:, None]
+        losses = logs.gather(1, places)[:, 0].neg_()
+        gradients = logs.exp_()
+        gradients.scatter_add_(1, places, gradients.new_full((1, 1), -1.0).expand_as(places))
+        if good is None:
+            return losses, gradients, None
+        failing = ~(good | (labels == _IGNORED))
+        return losses.masked_fill(~good, 0), gradients.masked_fill(~good[:, None], 0), failing
 
     def probs(self, outputs: Tensor) -> Tensor:
         return outputs.softmax(1)
@@ -170,4 +188,6 @@ def loss_of(task: Task) -> Any:
 
     if type(task) in (Classes, Labels):
         SILENT_LOSSES.add(loss)
+    if type(task) is Classes:
+        loss.output_gradients = task.output_gradients  # type: ignore[attr-defined]
     return loss

@@ -15,6 +15,7 @@ from tacit import _checkpoints as checkpoints
 from tacit.finetune._step_rules import AdamBC, DoG
 
 Rule = Literal["sgd", "adam", "adamw", "adambc", "adambcw", "dog"]
+_FEW = 4  # parameters that are updated one by one on a CPU: sorting them costs more than their updates
 KNOWS_NOISE = ("adambc", "adambcw")
 
 
@@ -218,8 +219,9 @@ def _optimizer(update: Update, parameters: list[nn.Parameter], noise: float) -> 
     if update.rule == "dog":
         return DoG(parameters, lr=update.lr, reach=update.reach, weight_decay=update.weight_decay)
     if update.rule == "sgd":
+        together = len(parameters) > _FEW or parameters[0].device.type != "cpu"  # the same numbers either way
         return torch.optim.SGD(
-            parameters, lr=update.lr, momentum=update.momentum, weight_decay=update.weight_decay, foreach=True
+            parameters, lr=update.lr, momentum=update.momentum, weight_decay=update.weight_decay, foreach=together
         )
     kind = torch.optim.Adam if update.rule == "adam" else torch.optim.AdamW
     return kind(parameters, lr=update.lr, betas=update.betas, weight_decay=update.weight_decay, foreach=True)

@@ -19,6 +19,7 @@ from tacit.gradients._clipping import (
 )
 from tacit.gradients._clipping import as_policy as as_policy
 from tacit.gradients._clipping import shrink as shrink
+from tacit.gradients._closed_form import untouched as untouched
 from tacit.gradients._engine import Engine
 from tacit.gradients._grad_factors import PerUnit as PerUnit
 from tacit.gradients._isolation import Probe as Probe

@@ -14,6 +14,7 @@ from tacit._refusals import of_the_machine
 from tacit.gradients._batches import change, count_rows, leaves, row_shapes, rows_of
 from tacit.gradients._checks import KEPT, Checks
 from tacit.gradients._clipping import Policy, as_policy
+from tacit.gradients._closed_form import Found, closed_form
 from tacit.gradients._fallback import OF_THE_MACHINE, mean_gradient, row_gradients
 from tacit.gradients._grad_factors import wide
 from tacit.gradients._grouping import group, muted, parts
@@ -259,7 +260,9 @@ class Engine(Checks):
             raise UnsupportedPattern(next(iter(odd or recorder.folds))[0])
         return recorder, losses.detach()
 
-    def _pass(self, batch: Any, part: Tensor, grouped: Units) -> tuple[Recorder | None, Tensor, Units, Tensor | None]:
+    def _pass(
+        self, batch: Any, part: Tensor, grouped: Units
+    ) -> tuple[Recorder | Found | None, Tensor, Units, Tensor | None]:
         """One pass over some units: what the rules saw, the losses, the units, and which of them are odd (None: none).
 
         A unit is odd if its rows, alone, take a way that was not checked or raise. Its rows are then replaced in place
@@ -270,7 +273,11 @@ class Engine(Checks):
             return None, part, local, torch.ones(local.count, dtype=torch.bool, device=part.device)
         try:
             whole = grouped.trivial and part.numel() == grouped.rows  # in order, then
-            recorder, losses = self._watch(batch if whole else rows_of(batch, part, grouped.rows), local)
+            given = batch if whole else rows_of(batch, part, grouped.rows)
+            found = closed_form(self.model, self.per_sample_loss, self._slots.parameters, given, local)
+            if found is not None:
+                return found, found.losses, local, muted(found.failing, local)
+            recorder, losses = self._watch(given, local)
             return recorder, losses, local, None
         except Exception as error:  # in silence: the values of private rows must not decide what is printed
             failed = error

@@ -19,7 +19,7 @@ _WORD = (1 << 53) - 1
 
 
 def to_uniforms(words: Tensor) -> Tensor:
-    """((w >> 11) + 1) 2^-53 of each 64-bit word w, in the memory of the words (float64 on the CPU, whatever it holds)."""
+    """((w >> 11) + 1) 2^-53 of each 64-bit word w, in the memory of the words: float64 on the CPU, without gaps."""
     library = _library()
     if library is not None:
         library.tacit_uniforms(words.data_ptr(), words.numel())
