@@ -21,7 +21,7 @@ from tacit.gradients._units import Units
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _KINDS = (nn.Linear, nn.LayerNorm, nn.Sequential, nn.Identity, nn.Flatten, nn.ReLU)
-_FORWARDS = {kind: kind.forward for kind in _KINDS}
+_FORWARDS: dict[type, Any] = {kind: kind.forward for kind in _KINDS}
 
 
 @dataclass
@@ -43,7 +43,7 @@ def untouched(model: nn.Module) -> bool:
     Returns:
         Whether it computes what its layers' classes say, and draws from no generator, in any mode.
     """
-    return not _has_any_global_hook() and all(
+    return not _has_any_global_hook() and all(  # type: ignore[no-untyped-call]
         _FORWARDS.get(type(module)) is type(module).forward
         and "forward" not in module.__dict__
         and module._compiled_call_impl is None
