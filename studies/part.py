@@ -40,7 +40,7 @@ def part(study: Any, only: Only) -> Any:
     for key in only:
         if key not in known:
             raise ValueError(f"There is no {key!r} in this recipe{nearest(key, known, 'fields')}")
-    changed = {}
+    changed: dict[str, Any] = {}
     for each in fields(study):
         value = getattr(study, each.name)
         if each.name in only and isinstance(value, dict):
@@ -57,7 +57,7 @@ def part(study: Any, only: Only) -> Any:
 
 
 def _narrowed(entry: Any, only: Only) -> Any | None:
-    changed = {}
+    changed: dict[str, Any] = {}
     for key in (each.name for each in fields(entry) if each.name in only):
         value = getattr(entry, key)
         if value == ():  # as the study has it

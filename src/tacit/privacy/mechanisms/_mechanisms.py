@@ -404,7 +404,8 @@ def _add(total: Mapping[str, Tensor], noise: Tensor, fixed: Mapping[str, Grid]) 
         fresh = noise if len(alike) == 1 else torch.cat([parts[name] for name in names])
         sums = [total[name] for name in names]
         value = torch.cat([each if each.dim() == 1 else each.reshape(-1) for each in sums])
-        own = torch.split_with_sizes_copy(grids.add(value, fresh, grid), [each.numel() for each in sums])
+        noisy, sizes = grids.add(value, fresh, grid), [each.numel() for each in sums]
+        own: list[Tensor] = torch.split_with_sizes_copy(noisy, sizes)  # type: ignore[func-returns-value,assignment]
         for name, part, each in zip(names, own, sums, strict=True):
             found[name] = part if each.dim() == 1 else part.view(each.shape)
     return {name: found[name] for name in total}
