@@ -12,6 +12,7 @@ from by_hand import clipped_sum as summed
 from torch import Tensor, nn
 
 from tacit.finetune import DPGD, AdpAlloc, Update, fit
+from tacit.finetune import _updates as updates
 from tacit.finetune._updates import Updater
 
 
@@ -105,3 +106,17 @@ def test_where_the_noise_is_not_one_number_it_is_refused() -> None:
         AdpAlloc(batch_size=5, steps=8, rule="adambc")
     with pytest.raises(ValueError, match="floor and reach"):
         Update(rule="dog", reach=0.0)
+
+
+def test_parameters_one_by_one_and_together_have_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for few in (0, 4):
+        monkeypatch.setattr(updates, "_FEW", few)
+        torch.manual_seed(0)
+        parameters = {"a": nn.Parameter(torch.randn(40, 7)), "b": nn.Parameter(torch.randn(40))}
+        updater = updates.Updater(updates.Update(lr=0.3, momentum=0.9, weight_decay=0.01), parameters, 5)
+        assert updater._optimizer.param_groups[0]["foreach"] is (few == 0)
+        for step in range(5):
+            updater.step({name: torch.randn(p.shape, dtype=torch.float64) for name, p in parameters.items()}, step)
+        found.append([p.detach() for p in parameters.values()])
+    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
