@@ -27,8 +27,8 @@ REASONS = {
     "norms-ti-8": NORMS,
     "probe": "rows are read and converted once more, for their norms and for the sum, beside two products",
     "linear-epoch": (
-        "float64 products, drawing units and noise by AES, rounding sum and noise to the grid, and generators for the "
-        "model's own random numbers, beside a plain step of two small products"
+        "float64 products, drawing units and noise by AES, and rounding sum and noise to the grid, beside a plain step "
+        "of two small products"
     ),
     "lora-epoch": "two small factors in each of twelve layers: calls, not products",
     "selective-epoch": NORMS,
