@@ -199,14 +199,15 @@ def test_a_budget_that_is_too_small_is_not_spent() -> None:
 
 
 def test_a_forecast_says_what_it_assumes_and_an_interval_when_it_tells_nothing() -> None:
-    few = [Source(f"s{k}", logits=LOGITS[:8], labels=LABELS[:8], budget=Budget(0.2, 0.0), size=8) for k in range(5)]
+    rows: dict[str, Any] = {"logits": LOGITS[:8], "labels": LABELS[:8], "size": 8}
+    few = [Source(f"s{k}", budget=Budget(0.2, 0.0), seed=k, **rows) for k in range(5)]
     plan = Calibrator(budget=Budget(0.2, 0.0), expected=0.08).plan([source.terms for source in few])
     assert "assuming a classifier of ten classes that is right in 75 % of the cases and 8 points" in plan.reason
     bold = Calibrator(budget=Budget(0.2, 0.0), cautious=False).run(few)
     assert bold.interval is not None
     assert math.log(bold.interval[1] / bold.interval[0]) > 0.9 * math.log(6)
     assert bold.notes[-1] == "The interval says next to nothing: it is most of the range that was searched, 0.5 to 3."
-    many = [Source("all", logits=LOGITS, labels=LABELS, budget=Budget(50.0, 0.0), size=len(LABELS))]
+    many = [Source("all", logits=LOGITS, labels=LABELS, budget=Budget(50.0, 0.0), size=len(LABELS), seed=0)]
     assert "next to nothing" not in str(Calibrator(budget=Budget(50.0, 0.0)).run(many))
 
 
