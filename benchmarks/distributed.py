@@ -1,9 +1,9 @@
 """Private training over ranks: the throughput of two ranks of one thread each beside one rank of one thread.
 
-Launches of one and of two ranks take turns on loopback (gloo); each makes a few steps of DP-SGD on the same small ViT
-and the same Poisson draws, and the median step counts. An adapter is timed as well. Two runs of one rank each at the
-same time, which share nothing, show what the machine allows: its cores may share caches, memory and their clock.
-It needs two idle cores.
+One rank, two ranks and two runs of one rank each wait side by side on loopback (gloo), and in each round every one of
+them makes one step of DP-SGD on the same small ViT, in an order shuffled anew, while the others stand still: a slow
+minute of the machine slows both sides of a ratio (see `paired`). An adapter is timed as well. The two runs, which share
+nothing, show what the machine allows: its cores may share caches, memory and their clock. It needs two idle cores.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import socket
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -27,20 +28,22 @@ from torch import distributed, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from models import ViT
+from paired import paired_ratio
 from tacit import Ledger, adapt, make_private
 
 BATCH = 128
+WARM = 2  # rounds that do not count: the model is checked in the first
+WAYS = {"one": (1, 1), "two": (2, 1), "apart": (1, 2)}  # ranks of a run, runs at a time
 
 
-def steps(count: int) -> list[float]:
-    """Seconds of each private training step on this rank."""
+def training(count: int) -> tuple[Callable[[Any], object], Iterator[Any]]:
+    """A private training step and its batches."""
     torch.manual_seed(0)
     model = ViT()
     rows = TensorDataset(torch.randn(2_000, 3, 28, 28), torch.arange(2_000) % 10)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     private = make_private(
         model,
-        optimizer,
+        torch.optim.SGD(model.parameters(), lr=0.1),
         DataLoader(rows, batch_size=BATCH),
         nn.CrossEntropyLoss(),
         epsilon=3.0,
@@ -50,86 +53,105 @@ def steps(count: int) -> list[float]:
         ledger=Ledger("sqlite://"),
         seed=0,
     )
-    return _timed(private.step, iter(private), count)
+    return private.step, iter(private)
 
 
-def stream(count: int) -> list[float]:
-    """Seconds of each step of a private adapter."""
+def adapting(count: int) -> tuple[Callable[[Any], object], Iterator[Any]]:
+    """A step of a private adapter and its batches."""
     torch.manual_seed(0)
     privacy = adapt.DP(epsilon=3.0, delta=1e-6, clip=1.0)
     adapter = adapt.Tent(ViT(), privacy=privacy, batch_size=BATCH, lr=0.01, ledger=Ledger("sqlite://"), seed=0)
-    return _timed(adapter, (torch.randn(BATCH, 3, 28, 28) for _ in range(count)), count)
+    return adapter, (torch.randn(BATCH, 3, 28, 28) for _ in range(count))
 
 
-def _timed(step, given, count: int) -> list[float]:  # type: ignore[no-untyped-def]
-    found = []
+WORKS = {"training": training, "adapting": adapting}
+
+
+def rank(work: str, count: int) -> None:
+    """What is started for each rank, with the variables that torchrun sets: a step for every line that it reads."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    step, batches = WORKS[work](count)
     for _ in range(count):
-        batch = next(given)
+        batch = next(batches)
+        sys.stdin.readline()
         distributed.barrier()
         start = time.perf_counter()
         step(batch)
         distributed.barrier()
-        found.append(time.perf_counter() - start)
-    return found
-
-
-def rank(file: str, count: int) -> None:
-    """What is started for each rank, with the variables that torchrun sets."""
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo")
-    found = {"training": steps(count), "adapting": stream(count)}
-    if distributed.get_rank() == 0:
-        Path(file).write_text(json.dumps(found))
+        print(time.perf_counter() - start, flush=True)
     distributed.destroy_process_group()
 
 
-def start(ranks: int, count: int, file: str) -> list[subprocess.Popen[bytes]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
-    settings = os.environ | group | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, __file__, "--rank", file, "--steps", str(count)]
-    return [subprocess.Popen(command, env=settings | {"RANK": str(each)}) for each in range(ranks)]
+class Run:
+    """The ranks of one run, which wait for a word before every step.
 
+    Args:
+        work: What they do.
+        ranks: How many there are.
+        count: Steps in all.
+    """
 
-def launch(ranks: int, count: int, runs: int = 1) -> dict[str, float]:
-    """The median seconds of a step, without the first, in which the model is checked; of several runs at once, a run's
-    share of it."""
-    with tempfile.TemporaryDirectory() as folder:
-        files = [f"{folder}/{run}.json" for run in range(runs)]
-        if any(process.wait() for process in [each for file in files for each in start(ranks, count, file)]):
+    def __init__(self, work: str, ranks: int, count: int) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+        settings = os.environ | group | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        command = [sys.executable, __file__, "--rank", work, "--rounds", str(count)]
+        self.processes = [
+            subprocess.Popen(
+                command, env=settings | {"RANK": str(each)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            for each in range(ranks)
+        ]
+
+    def start(self) -> None:
+        """Begin a step."""
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+
+    def wait(self) -> float:
+        """Seconds of the step that was begun."""
+        lines = [process.stdout.readline() for process in self.processes if process.stdout is not None]
+        if not all(lines):
             raise SystemExit("A rank failed.")
-        found = [json.loads(Path(file).read_text()) for file in files]
-    medians = [{name: statistics.median(seconds[1:]) for name, seconds in each.items()} for each in found]
-    return {name: 1 / sum(1 / each[name] for each in medians) for name in medians[0]}
+        return float(lines[0])
+
+
+def measure(work: str, rounds: int) -> dict[str, list[float]]:
+    """Seconds of a step by way, round by round; of several runs at once, a run's share of it."""
+    runs = {way: [Run(work, ranks, rounds + WARM) for _ in range(at_once)] for way, (ranks, at_once) in WAYS.items()}
+    found: dict[str, list[float]] = {way: [] for way in WAYS}
+    for _ in range(rounds + WARM):
+        for way in random.sample(list(WAYS), len(WAYS)):
+            for run in runs[way]:
+                run.start()
+            found[way].append(1 / sum(1 / run.wait() for run in runs[way]))
+    if any(process.wait() for each in runs.values() for run in each for process in run.processes):
+        raise SystemExit("A rank failed.")
+    return {way: seconds[WARM:] for way, seconds in found.items()}
 
 
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="distributed", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, default=5, help="steps of a launch")
-    parser.add_argument("--repeats", type=int, default=3, help="launches of each")
+    parser.add_argument("--rounds", type=int, default=20, help="steps of each way")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
-    parser.add_argument("--rank", metavar="FILE", help=argparse.SUPPRESS)
+    parser.add_argument("--rank", choices=WORKS, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.rank:
-        rank(options.rank, options.steps)
+        rank(options.rank, options.rounds)
         return
-    ways = {"one": (1, 1), "two": (2, 1), "apart": (1, 2)}  # ranks, runs at a time
-    found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
-    for _ in range(options.repeats):
-        for way, (ranks, runs) in ways.items():
-            found[way].append(launch(ranks, options.steps, runs))
-    table = Table("work", "one rank, examples/s", "two ranks, examples/s", "ratio", "two runs apart")
+    table = Table("work", "one rank, examples/s", "two ranks, examples/s", "two ranks", "two runs apart")
     results = {}
-    for name in found["one"][0]:
-        one, two = (BATCH / statistics.median(each[name] for each in found[way]) for way in ("one", "two"))
-        ratios, limits = (
-            [a[name] / b[name] for a, b in zip(found["one"], found[way], strict=True)] for way in ("two", "apart")
-        )
-        results[name] = {"one": one, "two": two, "ratios": ratios, "apart": limits}
-        shown = [f"{statistics.median(each):.2f} ({min(each):.2f} at least)" for each in (ratios, limits)]
-        table.add_row(name, f"{one:.1f}", f"{two:.1f}", *shown)
+    for work in WORKS:
+        found = measure(work, options.rounds)
+        ratios = {way: paired_ratio(found["one"], found[way]) for way in ("two", "apart")}
+        shown = [f"{BATCH / sorted(found[way])[options.rounds // 2]:.1f}" for way in ("one", "two")]
+        table.add_row(work, *shown, *map(str, ratios.values()))
+        results[work] = found
     Console().print(table)
     if options.json:
         options.json.write_text(json.dumps(results, indent=2))

@@ -110,7 +110,7 @@ class SharedStream(NoisyStream):
     def release(
         self, total: ClippedSum, policy: object, shares: Mapping[str, float] | None = None
     ) -> dict[str, Tensor]:
-        found = self.team.share_tensors(self.team.alone(lambda: NoisyStream.release(self, total, policy, shares)))
+        found = self.team.lead_tensors(lambda: NoisyStream.release(self, total, policy, shares))
         self._released += 1
         return {name: value.to(total.sum[name].device) for name, value in found.items()}
 

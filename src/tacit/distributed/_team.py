@@ -28,6 +28,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 Value = TypeVar("Value")
+_Kind = tuple[str, tuple[int, ...], torch.dtype]
 _FINE = 44  # bits of a bound that the integers keep
 MOST_UNITS = 2**18  # in one step: with 2^44 that is 62 bits
 
@@ -73,17 +74,8 @@ class Team:
         Raises:
             LeaderFailed: On the other ranks, where the leader raises its own error.
         """
-        if not self.leads:
-            if not self.share():
-                raise LeaderFailed("Rank 0 stopped here with an error of its own: see what it says.")
-            return None
-        try:
-            found = action()
-        except BaseException:
-            self.share(False)
-            raise
-        self.share(True)
-        return found
+        found = self._try(action, lambda _: None)[0]
+        return found if self.leads else None
 
     def lead(self, action: Callable[[], Value]) -> Value:
         """As `alone`, and every rank gets the result.
@@ -97,7 +89,22 @@ class Team:
         Raises:
             LeaderFailed: On the other ranks, where the leader raises its own error.
         """
-        return self.share(self.alone(action))
+        said: Value = self._try(action, lambda found: found)[1]
+        return said
+
+    def lead_tensors(self, action: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """As `lead`, for tensors.
+
+        Args:
+            action: Called on the leader alone.
+
+        Returns:
+            The leader's tensors, bit for bit.
+
+        Raises:
+            LeaderFailed: On the other ranks, where the leader raises its own error.
+        """
+        return self._send(*self._try(action, _kinds))
 
     def share_tensors(self, values: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """The leader's tensors, on every rank.
@@ -108,10 +115,27 @@ class Team:
         Returns:
             The same tensors, bit for bit.
         """
-        shapes = self.share(None if values is None else [(name, tuple(t.shape), t.dtype) for name, t in values.items()])
+        return self._send(values, self.share(None if values is None else _kinds(values)))
+
+    def _try(self, action: Callable[[], Value], told: Callable[[Value], Any]) -> tuple[Value | None, Any]:
+        """The leader's result, which the others do not have, and what all are told of it, in one message."""
+        if not self.leads:
+            answer: tuple[bool, Any] = self.share()
+            if not answer[0]:
+                raise LeaderFailed("Rank 0 stopped here with an error of its own: see what it says.")
+            return None, answer[1]
+        try:
+            found = action()
+            said = told(found)
+        except BaseException:
+            self.share((False, None))
+            raise
+        return found, self.share((True, said))[1]
+
+    def _send(self, values: Mapping[str, Tensor] | None, kinds: Sequence[_Kind]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        for dtype in dict.fromkeys(dtype for _, _, dtype in shapes):
-            mine = [(name, shape) for name, shape, kind in shapes if kind == dtype]
+        for dtype in dict.fromkeys(dtype for _, _, dtype in kinds):
+            mine = [(name, shape) for name, shape, kind in kinds if kind == dtype]
             flat = torch.empty(sum(math.prod(shape) for _, shape in mine), dtype=dtype)
             if values is not None and mine:
                 torch.cat([values[name].detach().cpu().reshape(-1) for name, _ in mine], out=flat)
@@ -119,7 +143,7 @@ class Team:
             dist.broadcast(flat, src=0)
             parts = torch.split(flat.cpu(), [math.prod(shape) for _, shape in mine])
             found |= {name: part.view(shape).clone() for (name, shape), part in zip(mine, parts, strict=True)}
-        return {name: found[name] for name, _, _ in shapes}
+        return {name: found[name] for name, _, _ in kinds}
 
     def join_rows(self, whole: Tensor) -> Tensor:
         """A tensor of which every rank has filled in some rows, and left zeros in the others; complete on every rank.
@@ -249,6 +273,10 @@ def team() -> Team | None:
             "torch.distributed.init_process_group() first."
         )
     return None
+
+
+def _kinds(values: Mapping[str, Tensor]) -> list[_Kind]:
+    return [(name, tuple(value.shape), value.dtype) for name, value in values.items()]
 
 
 def grid_of(bound: float) -> float:

@@ -122,7 +122,7 @@ class TeamRun(Run):
 
     def _released(self, total: BoundedSum, noise: Any) -> dict[str, Tensor]:
         """What the leader releases, on every rank."""
-        return self.team.share_tensors(self.team.alone(lambda: Run._released(self, total, noise)))
+        return self.team.lead_tensors(lambda: Run._released(self, total, noise))
 
     @property
     def _shares(self) -> int:
