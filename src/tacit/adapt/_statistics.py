@@ -78,7 +78,8 @@ class BatchStatistics:
         sources = [(_buffer(m, "running_mean").clone(), _buffer(m, "running_var").clone(), m.eps) for m in self.layers]
         self._seen = [_Source(*each) for each in sources]
         self._sizes = [m.num_features for m in self.layers]
-        self._layer = torch.repeat_interleave(torch.tensor(self._sizes, dtype=torch.int64))  # of every channel
+        self._counts = torch.tensor(self._sizes, dtype=torch.int64)
+        self._layer = torch.repeat_interleave(self._counts)  # of every channel
         self._mean = _side_by_side(mean for mean, _, _ in sources)
         self._var = _side_by_side(var for _, var, _ in sources)
         self._deviation = _side_by_side((var.cpu().double() + eps).sqrt() for _, var, eps in sources)
@@ -130,15 +131,14 @@ class BatchStatistics:
         spread = (1 + second - first.square()).clamp_(_SMALLEST, _LARGEST)
         means = torch.split(torch.addcmul(self._mean, first, self._deviation), self._sizes)
         variances = torch.split(self._var * spread, self._sizes)
-        with torch.no_grad():
-            for layer, mean, var in zip(self.layers, means, variances, strict=True):
-                _buffer(layer, "running_mean").copy_(mean)
-                _buffer(layer, "running_var").copy_(var)
+        places = [_buffer(layer, name) for name in ("running_mean", "running_var") for layer in self.layers]
+        if places:
+            with torch.no_grad():
+                torch._foreach_copy_(places, [*means, *variances])
 
     def _shrunk(self, parts: Tensor) -> Tensor:
         """First and second moments, each layer's by its own factor."""
-        sizes = torch.tensor(self._sizes)
-        power = parts.new_zeros(2, len(sizes)).index_add_(1, self._layer, parts.square()) / sizes
+        power = parts.new_zeros(2, len(self._sizes)).index_add_(1, self._layer, parts.square()) / self._counts
         factor = torch.where(power > 0, (1 - self.noise / power).clamp(min=0.0), 1.0)
         return parts * factor[:, self._layer]
 

@@ -192,7 +192,7 @@ def channel_moments(x: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Ten
     shift, square = found
     into = (shift.data_ptr(), square.data_ptr())
     call = _function("tacit_moments")
-    _share(rows, 4 * x.numel(), lambda first, last: call(*given, first, last, *into))
+    _share(rows, x.numel(), lambda first, last: call(*given, first, last, *into))
     return shift, square
 
 
