@@ -13,7 +13,7 @@ SMALL = "norms-1"  # hardly anything to compute: its excess is the price of call
 # What the counts cannot show, by row. Edit and render again: rows that are kept are not run again.
 FULL = (
     "every unit's products are converted to float64 and added, Gram matrices of few positions are smaller products "
-    "than those of the plain step, and a batch is cut so that its factors stay below 192 MB"
+    "than those of the plain step, and a batch is cut so that its factors stay below 512 MB"
 )
 NORMS = "beside the layers' own operations a step checks the model for changes, records, clips and adds up"
 REASONS = {

@@ -265,6 +265,32 @@ def test_moments_of_channels(shape: tuple[int, ...], far: float) -> None:
 
 
 @compiled
+def test_layers_over_threads_are_the_layers_one_by_one() -> None:
+    """The same bits whoever takes a layer, and nothing is lost when one fails."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(width, width) for width in (64, 64, 64, 64)])
+    rows, positions = 40, 20
+    inputs, before, found = torch.randn(rows, positions, 64), torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            engine = Engine(model, lambda net, batch: net(batch).square().mean((1, 2)), clip=0.1)
+            found.append(engine(inputs))
+        kept = list(range(50))
+        with pytest.raises(ZeroDivisionError):
+            kernels.over_layers(lambda place: 1 / (place - 7), kept, [1 << 20] * 50)
+        assert kernels.over_layers(lambda place: place + 1, kept, [1 << 20] * 50) == [place + 1 for place in kept]
+        modes = kernels.over_layers(lambda _: torch.is_grad_enabled(), kept, [1 << 20] * 50)
+    finally:
+        torch.set_num_threads(before)
+    assert not any(modes)
+    assert torch.is_grad_enabled()
+    for other in found[1:]:
+        for name, value in found[0].sum.items():
+            assert torch.equal(value, other.sum[name])
+
+
+@compiled
 def test_moments_of_odd_rows() -> None:
     """A row that is not finite, or too large for float32, says so and touches no other row."""
     x, mean, scale = torch.ones(5, 2, 20), torch.zeros(2), torch.ones(2)

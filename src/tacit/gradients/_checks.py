@@ -20,7 +20,7 @@ from tacit.gradients._recorder import Plan, Recorder
 from tacit.gradients._synthetic import Domains, fits, integers_of, several, varies, with_integers
 from tacit.gradients._units import Units
 
-KEPT = 192 * 2**20  # bytes of activations and output gradients that one pass keeps on a CPU
+KEPT = 512 * 2**20  # bytes of activations and output gradients that one pass keeps on a CPU
 
 
 class Checks(ABC):

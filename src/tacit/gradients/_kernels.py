@@ -12,11 +12,13 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +31,10 @@ LANES, TERMS = (8, 16), 1024  # of a scalar product: side by side (by processor)
 _SOURCE = Path(__file__).with_name("kernels.c")
 _ALONE = 1 << 22  # multiplications below which a second thread costs more than it saves
 _POOLS: dict[int, ThreadPoolExecutor] = {}
+_WORKER = threading.local()  # .busy: this thread is one of several that take layer after layer
+
+Item = TypeVar("Item")
+Found = TypeVar("Found")
 
 
 def kernels_in_use() -> bool:
@@ -217,19 +223,62 @@ def _described(t: Tensor) -> tuple[int, int, int]:
     return t.data_ptr(), t.stride(0), t.stride(1)
 
 
+def over_layers(action: Callable[[Item], Found], layers: Sequence[Item], sizes: Sequence[int]) -> list[Found]:
+    """What the action gives for each layer, in their order; over torch's number of threads, if that pays.
+
+    A thread has whole layers, the next largest that nobody has taken: the kernels of one layer after the other, each
+    over all threads, waited for each other at every layer. Who takes a layer changes nothing in it.
+
+    Args:
+        action: Called without gradients; its time is that of the kernels.
+        layers: What it is called with.
+        sizes: How many numbers each has, about: each is multiplied some tens of times.
+
+    Returns:
+        The results.
+    """
+    threads = min(torch.get_num_threads(), len(layers))
+    if threads < 2 or 32 * sum(sizes) < _ALONE or not kernels_in_use():
+        return [action(layer) for layer in layers]
+    queue = iter(sorted(range(len(layers)), key=lambda place: -sizes[place]))
+    found: dict[int, Found] = {}
+
+    def take() -> None:
+        _WORKER.busy = True
+        try:
+            with torch.no_grad():  # each thread has its own mode
+                for place in queue:
+                    found[place] = action(layers[place])
+        finally:
+            _WORKER.busy = False
+
+    others = [_pool(threads).submit(take) for _ in range(threads - 1)]
+    try:
+        take()
+    finally:
+        wait(others)  # nothing of this step may go on after it
+    for other in others:
+        other.result()
+    return [found[place] for place in range(len(layers))]
+
+
 def _share(parts: int, work: int, do: Callable[[int, int], None]) -> None:
     """Over torch's number of threads, if that pays."""
     threads = min(torch.get_num_threads(), parts)
-    if threads < 2 or work < _ALONE:
+    if threads < 2 or work < _ALONE or getattr(_WORKER, "busy", False):
         do(0, parts)
         return
-    if threads not in _POOLS:
-        _POOLS[threads] = ThreadPoolExecutor(threads - 1, thread_name_prefix="tacit-kernels")
     edges = [parts * i // threads for i in range(threads + 1)]
-    others = [_POOLS[threads].submit(do, a, b) for a, b in pairwise(edges[1:])]
+    others = [_pool(threads).submit(do, a, b) for a, b in pairwise(edges[1:])]
     do(edges[0], edges[1])
     for other in others:
         other.result()
+
+
+def _pool(threads: int) -> ThreadPoolExecutor:
+    if threads not in _POOLS:
+        _POOLS[threads] = ThreadPoolExecutor(threads - 1, thread_name_prefix="tacit-kernels")
+    return _POOLS[threads]
 
 
 os.register_at_fork(after_in_child=_POOLS.clear)  # threads do not survive a fork

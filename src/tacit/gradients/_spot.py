@@ -75,7 +75,10 @@ def check_unit(
     if not first.bounds:
         return
     squares = sum(bound**2 for bound in first.bounds.values())
-    gap = sum(float((first.sum[name] - value).square().sum()) for name, value in second.sum.items())
+    gap = 0.0
+    for name, value in second.sum.items():
+        apart = first.sum.pop(name).sub_(value).flatten()  # in place: a table of words is large
+        gap += float(apart @ apart)
     finite = bool(torch.isfinite(first.private.norms[unit]) & torch.isfinite(second.private.norms[unit]))
     if finite and not gap <= (_MOST_COARSE if coarse else _MOST) ** 2 * squares:
         raise RowsMixed(MIXED)
