@@ -17,6 +17,7 @@ from tacit._curator import Curator, ErrorEvent, report_error
 from tacit._deprecation import renamed_attributes
 
 T = TypeVar("T")
+ENDING = KeyboardInterrupt, SystemExit, GeneratorExit  # what ends a process; all else may be some row's failure
 WARNED = "There was a warning while rows were read, or by model or loss. They are used as they came."
 _MEMORY = "There was not enough memory to read some rows. Details may reveal rows: see curator=."
 
@@ -41,9 +42,9 @@ def attempt(function: Callable[..., T], *args: Any, sentence: str, curator: Cura
     with recorded_warnings() as texts:
         try:
             return function(*args)
-        except Refusal:
+        except (Refusal, *ENDING):
             raise
-        except Exception as error:
+        except BaseException as error:
             memory = of_the_machine(error)
             event = ErrorEvent(_MEMORY if memory else sentence, text_of(error))
         finally:

@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from tacit import _checkpoints as checkpoints
+from tacit._refusals import ENDING
 from tacit.adapt import Adapter, resume_adapter, save_adapter
 from tacit.privacy import BudgetExceeded, LedgerError, ReceiptError, Unit
 from tacit.serve._observed import log, place_of
@@ -280,7 +281,9 @@ class AdaptingModel:
                     self._step(rows, ids)
             except (BudgetExceeded, ReceiptError, LedgerError) as error:
                 self.stopped = str(error)  # it serves on with what was released
-            except Exception as error:
+            except ENDING:
+                raise
+            except BaseException as error:
                 self.stopped = "A step failed; see the service's own log."  # the text may hold private values
                 log.error(json.dumps({"stopped": place_of(error)}))
             finally:
@@ -377,13 +380,17 @@ def predicted(model: nn.Module, rows: Tensor, example: Tensor) -> Tensor:
     """
     try:
         return model(rows)  # type: ignore[no-any-return]
-    except Exception:
+    except ENDING:
+        raise
+    except BaseException:
         like: Tensor = model(example[None])
     found = []
     for row in rows:
         try:
             found.append(model(row[None]))
-        except Exception:
+        except ENDING:
+            raise
+        except BaseException:
             found.append(torch.full_like(like, torch.nan))
     return torch.cat(found)
 
