@@ -7,6 +7,8 @@ details go to the function given as `curator=` (an `ErrorEvent`), or nowhere.
 
 from __future__ import annotations
 
+import os
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,6 +21,10 @@ from tacit._deprecation import renamed_attributes
 T = TypeVar("T")
 ENDING = KeyboardInterrupt, SystemExit, GeneratorExit  # what ends a process; all else may be some row's failure
 WARNED = "There was a warning while rows were read, or by model or loss. They are used as they came."
+_open: list[tuple[int, list[str]]] = []  # the blocks of `recorded_warnings`: whose thread's, and the texts
+_shown: list[Any] = [warnings.showwarning]  # what was in its place
+_lock = threading.RLock()
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _MEMORY = "There was not enough memory to read some rows. Details may reveal rows: see curator=."
 
 
@@ -57,19 +63,35 @@ def attempt(function: Callable[..., T], *args: Any, sentence: str, curator: Cura
 def recorded_warnings() -> Iterator[list[str]]:
     """The texts of warnings of foreign code that is given private rows: they are shown to no recipient.
 
-    Which warnings there are is decided by the filters as they stand; only where they go is changed.
+    Which warnings there are is decided by the filters as they stand; only where they go is changed. Threads may be in
+    such a block at the same time: each has its own warnings, and nothing is shown until the last of them is out. What a
+    thread without a block warns of meanwhile (a data set may have some) goes to the block that was opened last.
     """
-    texts: list[str] = []
-    shown = warnings.showwarning
-
-    def keep(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-        texts.append(f"{category.__name__}: {message}")
-
-    warnings.showwarning = keep
+    entry = threading.get_ident(), list[str]()
+    with _lock:
+        before, earlier = warnings.showwarning, _shown[0]
+        if before is not _keep:
+            _shown[:] = [before]
+            warnings.showwarning = _keep
+        _open.append(entry)
     try:
-        yield texts
+        yield entry[1]
     finally:
-        warnings.showwarning = shown
+        with _lock:
+            _open[:] = [each for each in _open if each is not entry]
+            installed = warnings.showwarning is _keep
+            if installed and before is not _keep and all(thread == entry[0] for thread, _ in _open):
+                warnings.showwarning = before  # also inside of an outer block, where `catch_warnings` is in between
+                _shown[:] = [earlier]
+            elif installed and not _open:
+                warnings.showwarning = _shown[0]
+
+
+def _keep(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    """In place of `warnings.showwarning` while a block is open."""
+    mine = [texts for thread, texts in _open if thread == threading.get_ident()] or [texts for _, texts in _open]
+    if mine:
+        mine[-1].append(f"{category.__name__}: {message}")
 
 
 def report_warnings(texts: list[str], curator: Curator | None) -> None:

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from tacit import _checkpoints as checkpoints
-from tacit._refusals import ENDING
+from tacit._refusals import ENDING, recorded_warnings
 from tacit.adapt import Adapter, resume_adapter, save_adapter
 from tacit.privacy import BudgetExceeded, LedgerError, ReceiptError, Unit
 from tacit.serve._observed import log, place_of
@@ -376,14 +376,21 @@ def check_rows(rows: Tensor, unit_ids: Sequence[str] | None, example: Tensor, un
 def predicted(model: nn.Module, rows: Tensor, example: Tensor) -> Tensor:
     """Logits of rows. Where the model fails on a row, that row's are NaN: values decide no status of an answer.
 
-    The error stays if the model fails on the example, too, which is public: then it is the model, not the row.
+    The error stays if the model fails on the example, too, which is public: then it is the model, not the row. What the
+    model warns of is printed nowhere.
     """
+    with recorded_warnings():
+        return _predicted(model, rows, example)
+
+
+def _predicted(model: nn.Module, rows: Tensor, example: Tensor) -> Tensor:
     try:
         return model(rows)  # type: ignore[no-any-return]
     except ENDING:
         raise
     except BaseException:
-        like: Tensor = model(example[None])
+        pass
+    like: Tensor = model(example[None])
     found = []
     for row in rows:
         try:
