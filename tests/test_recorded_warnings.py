@@ -1,5 +1,6 @@
 """Warnings about private rows are shown to nobody, in whatever order the threads that cause them come and go."""
 
+import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -66,3 +67,18 @@ def test_blocks_in_blocks_and_recorded_ones_between_them(printed: list[str]) -> 
     assert [[text.split()[1] for text in texts] for texts in (inner, deep, outer)] == [["a"], ["b"], ["d"]]
     assert [str(each.message) for each in between] == ["c"]
     assert printed == ["public"]
+
+
+def test_what_libraries_log_about_rows_goes_the_same_way(caplog: pytest.LogCaptureFixture) -> None:
+    library, own = logging.getLogger("somelib.decoder"), logging.getLogger("tacit.serve")
+    with recorded_warnings() as outer:
+        with recorded_warnings() as texts:
+            library.warning("row %d is odd", 4711)
+            library.info("row %d", 4711)
+            library.error("row %d %d", 4711)
+        own.warning("a fixed sentence")
+        library.warning("row 4712 is odd")
+    library.warning("public")
+    assert texts == ["WARNING of somelib.decoder: row 4711 is odd", "ERROR of somelib.decoder"]
+    assert outer == ["WARNING of somelib.decoder: row 4712 is odd"]
+    assert [record.getMessage() for record in caplog.records] == ["a fixed sentence", "public"]
