@@ -77,7 +77,7 @@ def recorded_warnings() -> Iterator[list[str]]:
             _shown[:] = [before]
             warnings.showwarning = _keep
         if not _open:
-            logging.Logger.callHandlers = _keep_record  # type: ignore[method-assign]
+            logging.Logger.callHandlers = _keep_record  # type: ignore[method-assign,assignment]
         _open.append(entry)
     try:
         yield entry[1]

@@ -208,7 +208,12 @@ class ClippedSumAccumulator:
         bad = None if certain else ~torch.isfinite(overall)
         if bad is not None and not bool(bad.any()):
             bad = None
-        factors = self._policy.factors(norms, losses.double())
+        factors = {
+            block: factor
+            if _suits(factor, norms[block])
+            else torch.as_tensor(factor).to(norms[block]).expand_as(norms[block])
+            for block, factor in self._policy.factors(norms, losses.double()).items()
+        }
         if bad is not None:
             factors = {block: factor.masked_fill(bad, 0) for block, factor in factors.items()}
         every = list(factors.values())
@@ -225,6 +230,11 @@ class ClippedSumAccumulator:
             found = (values if bad is None else values.masked_fill(bad, 0)).sum()
             self._extra[name] = self._extra.get(name, torch.zeros_like(found)) + found
             self._extra_bounds[name] = bound
+
+
+def _suits(factor: Any, norms: Tensor) -> bool:
+    """Whether a policy's factors are one float64 for each unit: compiled kernels would read others as if they were."""
+    return isinstance(factor, Tensor) and factor.dtype == norms.dtype and factor.shape == norms.shape
 
 
 class _Pack:
