@@ -29,9 +29,9 @@ def pack(kind: str, version: int, tensors: dict[str, Tensor], facts: dict[str, A
     return save(plain, metadata={"tacit": written, "digest": digest(plain, written)})
 
 
-def unpack(kind: str, version: int, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `pack` packed; a clear error for anything else."""
-    raw = path.read_bytes()
+def unpack(kind: str, version: int, path: Path, raw: bytes | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `pack` packed; a clear error for anything else. `raw`: what was read of the file already."""
+    raw = path.read_bytes() if raw is None else raw
     try:
         tensors = load(raw)
         words = metadata(raw)

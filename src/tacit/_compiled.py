@@ -1,7 +1,8 @@
 """C sources of the package, compiled at first use where there is a C compiler; torch serves elsewhere.
 
-A library is kept in the user's cache folder under a hash of source, compiler and processor. `TACIT_KERNELS=0` in the
-environment switches all of them off.
+A library is kept in the user's cache folder under a hash of source, compiler and processor, with a digest of its bytes
+beside it: one that was cut short would end the process, maybe after a charge. `TACIT_KERNELS=0` in the environment
+switches all of them off.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import stat
 import subprocess
 from pathlib import Path
 
-from tacit._files import replacing
+from tacit._files import replacing, write_atomically
 
-_OPTIONS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC")
+_OPTIONS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-fno-fast-math")  # whatever `cc` stands for
 _SECONDS = 120  # that a compiler may take
 
 
@@ -49,10 +50,11 @@ def _library(source: Path, compiler: str) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _ours(folder):
         raise OSError("Others may write to the cache folder.")
-    if not library.exists():
+    if not _intact(library):
         with replacing(library, mode=0o700) as partial:
             command = [compiler, *_OPTIONS, "-o", str(partial), str(source), "-lm"]
             subprocess.run(command, capture_output=True, timeout=_SECONDS, check=True)
+        write_atomically(library.with_suffix(".digest"), _digest(library), 0o600)
     if not _ours(library):
         raise OSError("Others may write to the compiled library.")
     return library
@@ -62,3 +64,15 @@ def _ours(path: Path) -> bool:
     """Whether no other user could have written it."""
     found = path.stat()
     return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _intact(library: Path) -> bool:
+    """Whether a library is there as it was compiled, under this name."""
+    try:
+        return library.with_suffix(".digest").read_text() == _digest(library)
+    except (OSError, ValueError):
+        return False
+
+
+def _digest(library: Path) -> str:
+    return hashlib.sha256(library.stem.encode() + library.read_bytes()).hexdigest()

@@ -7,6 +7,9 @@ details go to the function given as `curator=` (an `ErrorEvent`), or nowhere.
 
 from __future__ import annotations
 
+import logging
+import os
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,7 +20,13 @@ from tacit._curator import Curator, ErrorEvent, report_error
 from tacit._deprecation import renamed_attributes
 
 T = TypeVar("T")
+ENDING = KeyboardInterrupt, SystemExit, GeneratorExit  # what ends a process; all else may be some row's failure
 WARNED = "There was a warning while rows were read, or by model or loss. They are used as they came."
+_open: list[tuple[int, list[str]]] = []  # the blocks of `recorded_warnings`: whose thread's, and the texts
+_shown: list[Any] = [warnings.showwarning]  # what was in its place
+_CALL_HANDLERS = logging.Logger.callHandlers
+_lock = threading.RLock()
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _MEMORY = "There was not enough memory to read some rows. Details may reveal rows: see curator=."
 
 
@@ -41,9 +50,9 @@ def attempt(function: Callable[..., T], *args: Any, sentence: str, curator: Cura
     with recorded_warnings() as texts:
         try:
             return function(*args)
-        except Refusal:
+        except (Refusal, *ENDING):
             raise
-        except Exception as error:
+        except BaseException as error:
             memory = of_the_machine(error)
             event = ErrorEvent(_MEMORY if memory else sentence, text_of(error))
         finally:
@@ -56,19 +65,56 @@ def attempt(function: Callable[..., T], *args: Any, sentence: str, curator: Cura
 def recorded_warnings() -> Iterator[list[str]]:
     """The texts of warnings of foreign code that is given private rows: they are shown to no recipient.
 
-    Which warnings there are is decided by the filters as they stand; only where they go is changed.
+    Which warnings there are is decided by the filters as they stand; only where they go is changed. What libraries log
+    is kept from their handlers as well (and recorded, if it is a warning or worse). Threads may be in
+    such a block at the same time: each has its own warnings, and nothing is shown until the last of them is out. What a
+    thread without a block warns of meanwhile (a data set may have some) goes to the block that was opened last.
     """
-    texts: list[str] = []
-    shown = warnings.showwarning
-
-    def keep(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-        texts.append(f"{category.__name__}: {message}")
-
-    warnings.showwarning = keep
+    entry = threading.get_ident(), list[str]()
+    with _lock:
+        before, earlier = warnings.showwarning, _shown[0]
+        if before is not _keep:
+            _shown[:] = [before]
+            warnings.showwarning = _keep
+        if not _open:
+            logging.Logger.callHandlers = _keep_record  # type: ignore[method-assign,assignment]
+        _open.append(entry)
     try:
-        yield texts
+        yield entry[1]
     finally:
-        warnings.showwarning = shown
+        with _lock:
+            _open[:] = [each for each in _open if each is not entry]
+            if not _open:
+                logging.Logger.callHandlers = _CALL_HANDLERS  # type: ignore[method-assign]
+            installed = warnings.showwarning is _keep
+            if installed and before is not _keep and all(thread == entry[0] for thread, _ in _open):
+                warnings.showwarning = before  # also inside of an outer block, where `catch_warnings` is in between
+                _shown[:] = [earlier]
+            elif installed and not _open:
+                warnings.showwarning = _shown[0]
+
+
+def _keep(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    """In place of `warnings.showwarning` while a block is open."""
+    _note(f"{category.__name__}: {message}")
+
+
+def _keep_record(logger: logging.Logger, record: logging.LogRecord) -> None:
+    """In place of `logging.Logger.callHandlers` while a block is open; what tacit logs holds no value of a row."""
+    if record.name.partition(".")[0] == "tacit":
+        _CALL_HANDLERS(logger, record)
+    elif record.levelno >= logging.WARNING:
+        try:
+            _note(f"{record.levelname} of {record.name}: {record.getMessage()}")
+        except Exception:  # arguments that do not fit the message: logging prints such an error and goes on
+            _note(f"{record.levelname} of {record.name}")
+
+
+def _note(text: str) -> None:
+    """To the block of this thread that was opened last, or of any thread."""
+    mine = [texts for thread, texts in _open if thread == threading.get_ident()] or [texts for _, texts in _open]
+    if mine:
+        mine[-1].append(text)
 
 
 def report_warnings(texts: list[str], curator: Curator | None) -> None:

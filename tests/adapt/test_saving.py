@@ -538,3 +538,22 @@ def test_a_computed_rate_may_be_rounded_otherwise_where_a_run_is_resumed(
     assert resume_adapter(second, tmp_path / "adapter.safetensors")
     assert second.optimize["lr"] == second.optimizer.param_groups[0]["lr"] == rate
     assert run(second, 2, 3).steps == 3
+
+
+@pytest.mark.parametrize("claimed", [0, 1000])
+def test_a_checkpoint_that_lies_about_its_steps_lets_nobody_take_part_too_soon(tmp_path: Path, claimed: int) -> None:
+    """A checkpoint may be shared, and come back changed; how many steps there were is in the ledger."""
+    form = DP(10.0, clip=CLIP, noise="correlated", horizon=40, contributions=2, separation=10)
+    first = fresh(tmp_path, form=form)
+    for step in range(2):
+        first(batch(step), unit_ids=torch.arange(ROWS) + ROWS * step)
+    path = tmp_path / "run.safetensors"
+    save_adapter(first, path)
+    tensors, facts = checkpoints.unpack("adapter", 1, path)
+    path.write_bytes(checkpoints.pack("adapter", 1, tensors, facts | {"steps": claimed}))
+    sums: list[Any] = []
+    again = fresh(tmp_path, form=form, curator=lambda event: sums.append(event.clipped_sum))
+    assert resume_adapter(again, path)
+    assert again.steps == 2
+    again(batch(2), unit_ids=torch.arange(ROWS))  # who took part two steps ago
+    assert all(not value.any() for value in sums[0].sum.values())

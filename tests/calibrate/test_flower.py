@@ -351,9 +351,14 @@ def test_a_source_with_wrong_settings_says_a_code_only(tmp_path: Path, change: d
     assert "nowhere" not in str(raised.value)
 
 
-def test_the_text_of_an_exception_stays_at_home(tmp_path: Path) -> None:
+class Panic(BaseException):
+    """What libraries in Rust raise (pyo3): no `Exception`."""
+
+
+@pytest.mark.parametrize("kind_of_error", [RuntimeError, Panic])
+def test_the_text_of_an_exception_stays_at_home(tmp_path: Path, kind_of_error: type[BaseException]) -> None:
     def source_of(_: Context) -> Source:
-        raise RuntimeError("the name of a patient: Zacharias")
+        raise kind_of_error("the name of a patient: Zacharias")
 
     app: ClientApp = client_app(source_of)
     for kind in ("terms", "answer"):

@@ -227,3 +227,12 @@ def test_one_share_of_each_source_costs_the_whole_epsilon_and_not_more(monkeypat
 def test_a_check_of_a_temperature_alone_is_refused() -> None:
     with pytest.raises(ValueError, match="platt has more or none"):
         Calibrator(budget=Budget(1.0, 0.0), method=Platt(), check=True)
+
+
+@pytest.mark.parametrize("value", [0.0, -1e4, math.nan, math.inf])
+@pytest.mark.parametrize("noise", [0.0, 1.0, 1e6])
+def test_totals_without_any_samples_change_nothing(value: float, noise: float) -> None:
+    """So many samples cannot have given them: liars did, or there are none. Before, it went all the way to -4."""
+    line, gone = module.fit_platt(torch.full((2, LogitCells().size), value, dtype=torch.float64), noise=noise)
+    assert line.tolist() == [[0.0, 1.0]] * 2
+    assert gone.tolist() == [0.0, 0.0]

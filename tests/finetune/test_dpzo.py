@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from by_hand import SEED, drawn, gap, key, net, one_row_units, people, same_bits, weights
@@ -152,3 +153,12 @@ def test_an_interrupted_run_ends_where_a_whole_one_does(tmp_path: Path) -> None:
     whole, parts = whole_and_interrupted(tmp_path, DPZO(batch_size=8, steps=4, lr=0.05), at=3)
     assert same_bits(whole, parts)
     assert not same_bits(whole, net())
+
+
+@pytest.mark.parametrize("scalar", [np.float16(0.3), np.float32(0.3), torch.tensor(0.3, dtype=torch.float16)])
+def test_the_bound_of_a_clip_in_few_bits_is_not_rounded_down(scalar: Any) -> None:
+    """0.3 sqrt(7) in 16 bits is 0.02% below what one unit may add."""
+    asked = query(net(), directions=7, clip=scalar)
+    total = asked._bounded(torch.full((1, 7), 1e9, dtype=torch.float64))
+    assert type(total.bounds["slopes"]) is float
+    assert float(total.sum["slopes"].norm()) <= total.bounds["slopes"] * (1 + 1e-12)

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from by_hand import SEED, drawn, flat, gap, key, net, one_row_units, people, released, same_bits, shaped, weights
@@ -206,3 +207,13 @@ def test_an_interrupted_run_ends_where_a_whole_one_does(tmp_path: Path) -> None:
     whole, parts = whole_and_interrupted(tmp_path, optimizer, at=3)
     assert same_bits(whole, parts)
     assert not same_bits(whole, net())
+
+
+def test_a_loss_clip_in_few_bits_is_a_plain_number() -> None:
+    asked, _ = probing(loss_clip=np.float16(0.3), share=np.float16(0.05))
+    bound = asked.zero_sum().bounds["losses"]
+    assert type(bound) is float
+    assert bound == float(np.float16(0.3)) * math.sqrt(2)  # in 16 bits 0.01% less
+    split = asked.split(1.1)
+    assert split is not None
+    assert math.hypot(*(1 / multiplier for multiplier in split.values())) <= 1 / 1.1 * (1 + 1e-12)

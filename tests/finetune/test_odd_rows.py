@@ -47,6 +47,14 @@ def _raises(_: Tensor) -> Any:
     raise OSError("patient 4711, scan corrupt")
 
 
+class Panic(BaseException):
+    """As libraries in Rust raise it (pyo3): no `Exception`."""
+
+
+def _panics(_: Tensor) -> Any:
+    raise Panic("patient 4711, called `Option::unwrap()` on a `None` value")
+
+
 def _asks_for_all_memory(_: Tensor) -> Any:
     raise MemoryError("Unable to allocate 4711 TiB for an array with shape (4711, 1000000)")  # a broken header
 
@@ -54,6 +62,7 @@ def _asks_for_all_memory(_: Tensor) -> Any:
 ODD: dict[str, Callable[[Tensor], Any]] = {
     "raises": _raises,
     "asks for all memory": _asks_for_all_memory,
+    "panics": _panics,
     "another shape": lambda row: row[:-1],
     "another dimension": lambda row: row[None],
     "another type": lambda row: row.to(torch.complex64),
@@ -65,6 +74,7 @@ ODD: dict[str, Callable[[Tensor], Any]] = {
     "infinite": lambda row: row * math.inf,
     "makes the model raise": lambda row: row.clone().fill_(-7.0),
     "makes the model ask for all memory": lambda row: row.clone().fill_(-8.0),
+    "makes the model panic": lambda row: row.clone().fill_(-10.0),
 }
 
 
@@ -81,6 +91,8 @@ class Picky(nn.Module):
             raise ArithmeticError("patient 4711, too low")
         if bool((x == -8).all(1).any()):
             raise MemoryError("Unable to allocate 4711 TiB")  # room for as much as a row says
+        if bool((x == -10).all(1).any()):
+            raise Panic("patient 4711, out of range")
         if bool((x == -9).all(1).any()):
             warnings.warn("patient 4711, very low", stacklevel=2)
         return self.head(torch.tanh(self.body(x)))  # type: ignore[no-any-return]
@@ -337,3 +349,12 @@ def test_an_odd_row_has_no_features_and_changes_nobody_elses(odd: str) -> None:
     others = torch.arange(COUNT) != PLACE
     assert torch.equal(found[others], whole[others])
     assert not torch.isfinite(found[PLACE]).any()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_what_ends_a_process_is_no_rows_failure(error: type[BaseException]) -> None:
+    def stopped(_: Rows, __: Tensor | None) -> Tensor:
+        raise error
+
+    with pytest.raises(error):
+        in_place(stopped, Rows(torch.zeros(2, 1), torch.zeros(2), torch.arange(2)), None)

@@ -406,6 +406,25 @@ def test_a_foreign_or_damaged_checkpoint_is_refused(what: str, said: str, dead: 
     assert len(secrets(dead)) == 1
 
 
+def test_a_checkpoint_that_is_swapped_back_after_it_was_read_is_refused(
+    dead: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = dead / "run.safetensors"
+    raw, read = path.read_bytes(), Path.read_bytes
+    path.write_bytes(damaged(raw, "weights"))
+
+    def then_swapped(self: Path) -> bytes:
+        found = read(self)
+        if self == path:
+            path.write_bytes(raw)
+        return found
+
+    monkeypatch.setattr(Path, "read_bytes", then_swapped)
+    with pytest.raises(ValueError, match="not a checkpoint that this run wrote"):
+        begin(dead)
+    assert path.read_bytes() == raw
+
+
 def test_without_its_key_or_with_another_a_run_is_over(tmp_path: Path) -> None:
     killed(lambda: begin(tmp_path, curator=at_step(3)))
     (secret,) = secrets(tmp_path)

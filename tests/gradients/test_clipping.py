@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -148,3 +150,39 @@ def test_a_bound_in_few_bits_keeps_its_margin(scalar: Any, policy: Any) -> None:
     (factors,) = made.factors({"gradient": torch.tensor([1e6], dtype=torch.float64)}, torch.zeros(1)).values()
     assert type(bound) is float
     assert float(factors[0]) * 1e6 <= bound * (1 - 0.9e-5)
+
+
+@dataclass(frozen=True)
+class Own(Policy):
+    """Somebody's own policy, whose factors are of any type and shape."""
+
+    make: Callable[[Tensor], Any]
+
+    def bounds(self, blocks: dict[str, tuple[str, ...]]) -> dict[str, float]:
+        return dict.fromkeys(blocks, 1.0)
+
+    def factors(self, norms: Mapping[str, Tensor], losses: Tensor) -> dict[str, Any]:
+        del losses
+        return {block: self.make(norm) for block, norm in norms.items()}
+
+
+@pytest.mark.parametrize("model", [nn.Linear(4, 3), nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda norm: norm.float() * 0 + 0.25,
+        lambda norm: norm.half() * 0 + 0.25,
+        lambda _: torch.tensor(0.25),
+        lambda _: torch.tensor([0.25], dtype=torch.float64),
+        lambda _: 0.25,
+        lambda norm: torch.full((2 * len(norm),), 0.25, dtype=torch.float64)[::2],
+    ],
+)
+def test_factors_of_ones_own_policy_are_numbers_whatever_their_type(model: nn.Module, make: Any) -> None:
+    """Compiled kernels read one float64 for each unit: of others they would make other numbers, or read beyond them."""
+    batch = (torch.randn(12, 4), torch.arange(12) % 3)
+    found = clipped_sum(model, loss, batch, clip=Own(make))
+    truth = clipped_sum(model, loss, batch, clip=Own(lambda norm: torch.full_like(norm, 0.25)))
+    for name, value in truth.sum.items():
+        assert torch.equal(found.sum[name], value)
+        assert float(value.abs().max()) > 0

@@ -12,6 +12,10 @@ from tacit.gradients import Engine
 ROWS = 12
 
 
+class Panic(BaseException):
+    """What libraries in Rust raise (pyo3): no `Exception`."""
+
+
 class Roomy(nn.Module):
     """Makes as much room as a row says; where `broken`, no rows find any, and the error quotes them."""
 
@@ -34,6 +38,8 @@ class Roomy(nn.Module):
                     torch.empty(10**17)
                 case "device":
                     raise torch.OutOfMemoryError("row 4711")
+                case "panic":
+                    raise Panic("row 4711")
         return self.layer(x)  # type: ignore[no-any-return]
 
 
@@ -48,7 +54,7 @@ def rows(*, bad: int | None = None) -> tuple[Tensor, Tensor]:
     return x, torch.arange(ROWS) % 2
 
 
-@pytest.mark.parametrize("how", ["python", "numpy", "torch", "device"])
+@pytest.mark.parametrize("how", ["python", "numpy", "torch", "device", "panic"])
 @pytest.mark.parametrize("microbatch", [None, 2])
 @pytest.mark.parametrize("ids", [None, torch.arange(ROWS) // 3])
 def test_a_row_that_asks_for_all_memory_adds_zero_and_decides_no_error(

@@ -100,3 +100,13 @@ def test_the_norm_of_a_built_matrix_that_underflows_is_not_too_small() -> None:
             assert float(found) >= (size**2 * positions * 64) ** 2
     finally:
         torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("length", [2, 64, 300])
+@pytest.mark.parametrize("size", [1.0, 1e10])
+def test_positions_cancel_no_further_than_the_bound_of_rounding_assumes(length: int, size: float) -> None:
+    """k <= 650 in Lemma 10: the terms of a unit that adds nothing are at most so many clips long."""
+    a, b = (torch.randn(1, length // 2, 4) * size for _ in range(2))
+    u, v = torch.cat([a, -a], 1), torch.cat([b, b], 1)
+    most = float((u.double().norm(dim=2) * v.double().norm(dim=2)).sum())
+    assert most <= 650 * math.sqrt(float(ghost_square_norms(u, v)))

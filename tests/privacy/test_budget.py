@@ -1,9 +1,12 @@
 """Conversions against mpmath and the golden numbers; guarantees as sentences that never promise too much."""
 
 import math
+from typing import Any
 
 import mpmath
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +33,14 @@ deltas = st.floats(math.log(1e-15), math.log(0.99)).map(math.exp)
 def exact_delta(epsilon: float, mu: float) -> mpmath.mpf:
     e, m = mpmath.mpf(epsilon), mpmath.mpf(mu)
     return mpmath.ncdf(-e / m + m / 2) - mpmath.exp(e) * mpmath.ncdf(-e / m - m / 2)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, torch.tensor])
+def test_a_budget_in_few_bits_is_converted_before_it_is_computed_with(kind: Any) -> None:
+    """In 16 bits mu would be 0.03% more than epsilon and delta pay for."""
+    budget = Budget(kind(1.1), kind(1e-5))
+    assert (type(budget.epsilon), type(budget.delta)) == (float, float)
+    assert budget.mu == Budget(float(kind(1.1)), float(kind(1e-5))).mu
 
 
 # The three directions

@@ -493,7 +493,9 @@ def test_names_are_printable_and_short(name: str) -> None:
         ledger.subject(name, budget=BUDGET)
 
 
-@pytest.mark.parametrize("name", ["cafe\u0301", "clinic ", " clinic", "  "])
+@pytest.mark.parametrize(
+    "name", ["cafe\u0301", "clinic ", " clinic", "  ", "a  b", "clinic\ufe0f", "cli\u034fnic", "clinic\u3164", "\u2800"]
+)
 def test_names_that_look_alike_are_one_subject(name: str) -> None:
     """Each would have had a budget of its own; a ledger of before that has such a subject still serves it."""
     with Ledger("sqlite://") as ledger:

@@ -301,6 +301,15 @@ def test_each_block_may_have_its_own_noise() -> None:
     assert has_std(out["b"], noise["second"] * 4)
 
 
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_bounds_and_multipliers_in_few_bits_are_not_rounded_again(kind: Any) -> None:
+    """In 16 bits their product would be rounded, to less noise than was paid for, or beyond 65504."""
+    total, plain = (Sum(zeros().sum, {"all": bound}, {"all": ("w",)}) for bound in (kind(0.3), float(kind(0.3))))
+    found = _mechanisms._grids(total, total.bounds, 1.1, {"all": kind(1.1001)})["w"]
+    assert found == _mechanisms._grids(plain, plain.bounds, 1.1, {"all": float(kind(1.1001))})["w"]
+    assert type(found.std) is float
+
+
 def test_a_schedule_takes_its_noises_in_order() -> None:
     receipt = paid(events.schedule([8.0, 4.0, 4.0, 1.0], sample_rate=0.1))
     for noise in (8.0, 4.0, 4.0, 1.0):

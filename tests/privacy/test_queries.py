@@ -3,6 +3,7 @@
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -114,6 +115,16 @@ def test_the_sum_does_not_depend_on_the_order_and_is_exact() -> None:
     assert query.grid == 2.0**-20
     assert query.total == grid_sum(rows.flip(0), low=-1, high=1).total
     assert query.total == (sum(round(Fraction(x) / Fraction(2.0**-20)) for x in rows.tolist()),)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_limits_in_few_bits_are_not_rounded_again(kind: type) -> None:
+    """Steps of the grid are counted in them, and 2^20 steps are beyond 16 bits."""
+    rows = torch.full((1, 2), 5.0)
+    found = grid_sum(rows, low=kind(-0.7), high=kind(0.7), l1=kind(0.9), grid=kind(2.0**-10))
+    assert found == grid_sum(rows, low=float(kind(-0.7)), high=float(kind(0.7)), l1=float(kind(0.9)), grid=2.0**-10)
+    assert type(found.bound("l1", Neighbours.ADD_REMOVE)) is float
+    assert sum(found.total) * found.grid <= float(kind(0.9))
 
 
 def test_the_finest_grid_does_not_overflow() -> None:

@@ -115,7 +115,7 @@ def _resumed(
         if adapter.stream is None:
             raise ValueError("This checkpoint is of a private run: resume it with the same privacy and its ledger.")
         exact = _resume(adapter, adapter.stream, facts, private)
-        facts["steps"] = max(facts["steps"], adapter.stream.steps)
+        facts["steps"] = adapter.stream.steps  # by the ledger: who may take part again is counted in them
     return tensors, facts, exact
 
 

@@ -82,7 +82,8 @@ def _fitted(totals: Tensor, noise: float) -> tuple[Tensor, Tensor]:
         after = (share[:, None] * (accuracy - claimed[:, None]).abs()).sum(dim=2)
         risk = (weight * (after > before + _HARM)).sum(dim=1)
         gone = torch.where(risk <= _RISK, part, gone)
-    line = gone[:, None] * log_line
+    gone = torch.where(rest.sum(dim=1) >= 1, gone, 0.0)  # without a sample in any bin, nothing is known about harm
+    line = torch.where(gone[:, None] > 0, gone[:, None] * log_line, 0.0)
     return torch.stack([line[:, 0], line[:, 1].exp()], dim=1), gone
 
 

@@ -37,11 +37,12 @@ class QuantileClip:
     count_noise: float | None = None
 
     def __post_init__(self) -> None:
-        AdaptiveQuantile(self.clip)
+        object.__setattr__(self, "clip", AdaptiveQuantile(self.clip).bound)
         if not (0 < self.quantile < 1 and 0 < self.rate < math.inf):
             raise ValueError("quantile is between 0 and 1, and the clip's rate above 0.")
         if self.count_noise is not None and not 0 < self.count_noise < math.inf:
             raise ValueError("count_noise is a standard deviation, in units, above 0.")
+        object.__setattr__(self, "count_noise", None if self.count_noise is None else float(self.count_noise))
 
     def open(self, model: nn.Module, loss: Loss, *, expected: float, microbatch: int | None) -> GradientQuery:
         return QuantileAsker(Engine(model, loss, clip=self.clip, microbatch=microbatch), expected, self)

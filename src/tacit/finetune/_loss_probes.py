@@ -59,6 +59,8 @@ class LossProbes:
         check_count(self.every, "every")
         if not (0 < self.loss_clip < math.inf and 0 < self.share < 1):
             raise ValueError("loss_clip is above 0, and share between 0 and 1.")
+        for name in ("loss_clip", "share"):  # in a scalar of 16 bits bound and noise would be rounded down
+            object.__setattr__(self, name, float(getattr(self, name)))
 
     def open(self, model: nn.Module, loss: Loss, *, expected: float, microbatch: int | None) -> GradientQuery:
         return ProbingAsker(Engine(model, loss, clip=self.clip, microbatch=microbatch), expected, self)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit import _checkpoints as checkpoints
+from tacit._refusals import ENDING
 from tacit.data import Records, unit_ids_of
 from tacit.distributed import Team
 from tacit.finetune._account import Account, Promise, no_account, open_account, paid_account
@@ -45,7 +46,9 @@ def order_of(records: Records) -> str:
             try:
                 rows = records.rows(torch.tensor([unit]), chances)
                 values = b"".join(_bytes(part) for part in (*leaves(rows.inputs), rows.labels))
-            except Exception:  # who cannot be read is dealt with where rows are read
+            except ENDING:
+                raise
+            except BaseException:  # who cannot be read is dealt with where rows are read
                 values = b"unreadable"
             found.update(hashlib.sha256(values).digest())
     return found.hexdigest()

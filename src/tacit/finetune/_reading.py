@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tacit._curator import Curator, ErrorEvent, report_error
 from tacit._guard_rails import warn_of_pixels
-from tacit._refusals import WARNED, Refusal, of_the_machine, recorded_warnings, report_warnings, text_of
+from tacit._refusals import ENDING, WARNED, Refusal, of_the_machine, recorded_warnings, report_warnings, text_of
 from tacit.data import Broken, Records, Rows
 from tacit.finetune._workers import ahead
 from tacit.gradients import RowsMixed, change
@@ -63,9 +63,9 @@ def likeness(records: Records, *, training: bool, curator: Curator | None = None
         try:
             with recorded_warnings():
                 found.append(_first(records.rows(torch.tensor([unit]), drawn_uniforms)))
-        except Exception as error:
-            if isinstance(error, Refusal):
-                raise
+        except (Refusal, *ENDING):
+            raise
+        except BaseException as error:
             report_error(curator, ErrorEvent(DIFFERENT, f"unit {unit}: {text_of(error)}"))
             raised.add(f"{type(error).__name__}: {error}" if isinstance(error, _OF_CODE) else "")
     if not found and len(raised) == 1 and "" not in raised:
@@ -196,7 +196,9 @@ class Reader:
         try:
             rows = self.records.rows(units, uniforms)
             return rows if _fits(rows, like, len(units)) else None
-        except Exception:  # also for want of memory: one by one they ask for less
+        except ENDING:
+            raise
+        except BaseException:  # also for want of memory: one by one they ask for less
             return None
 
     def _alone(self, unit: Tensor, chance: Tensor | None, like: Rows) -> tuple[Rows | None, ErrorEvent | None]:
@@ -205,7 +207,9 @@ class Reader:
             rows = self.records.rows(unit[None], chance)
             if _fits(rows, like, 1):
                 return rows, None
-        except Exception as raised:  # for want of memory, too: how much a unit asks for is the unit's own doing
+        except ENDING:
+            raise
+        except BaseException as raised:  # for want of memory, too: how much a unit asks for is the unit's own doing
             later = self.strict and not isinstance(raised, Broken)
             sentence, said = LATER if later else UNREADABLE, text_of(raised)
         return None, ErrorEvent(sentence, f"unit {int(unit)}: {said}")
@@ -314,9 +318,9 @@ class _Failed:
 def _try(compute: Compute[T], rows: Rows, mute: Tensor | None) -> T | _Failed:
     try:
         return compute(rows, mute)
-    except RowsMixed:  # no row's failure: it stops the run (a second try might not look again)
+    except (RowsMixed, *ENDING):  # no row's failure: it stops the run (a second try might not look again)
         raise
-    except Exception as error:
+    except BaseException as error:
         return _Failed(text_of(error), of_the_machine(error))
 
 

@@ -86,14 +86,14 @@ class Store:
         """The last checkpoint, if there is one; it must be of this run."""
         if not self.path.exists():
             return None
-        tensors, facts = checkpoints.unpack("fine-tuning", VERSION, self.path)
+        content = self.path.read_bytes()  # once: another file could take its place between check and use
+        tensors, facts = checkpoints.unpack("fine-tuning", VERSION, self.path, content)
         if facts["run"] != run:
             raise ValueError(
                 f"The checkpoint {self.path} is of another run (other model, data size or settings): give the same "
                 "ones to go on with it, or another path to start anew."
             )
-        digest = hashlib.sha256(self.path.read_bytes()).hexdigest()
-        if self._kept is not None and digest not in self._kept.checkpoints:
+        if self._kept is not None and hashlib.sha256(content).hexdigest() not in self._kept.checkpoints:
             raise ValueError(f"{self.path} is not a checkpoint that this run wrote: put the right one back.")
         return tensors, facts
 

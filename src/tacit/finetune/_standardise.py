@@ -39,6 +39,8 @@ class Standardise:
     def __post_init__(self) -> None:
         if not (0 < self.noise < math.inf and 0 < self.bound < math.inf):
             raise ValueError("noise and bound are above 0.")
+        object.__setattr__(self, "noise", float(self.noise))
+        object.__setattr__(self, "bound", float(self.bound))
 
     @property
     def event(self) -> DpEvent:

@@ -49,8 +49,8 @@ class Embedding:
             (self.power_iterations, "power_iterations"),
         ):
             check_count(value, what)
-        for clip in (self.clip_embedding, self.clip_residual):
-            Flat(clip)  # refuses what is no bound
+        for name in ("clip_embedding", "clip_residual"):
+            object.__setattr__(self, name, Flat(getattr(self, name)).bound)
         if self.dimensions > len(self.public):
             raise ValueError(
                 f"{len(self.public)} public rows span at most as many dimensions, not {self.dimensions}: give more "

@@ -55,7 +55,7 @@ class ZerothOrderQuery:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        Flat(self.clip)
+        object.__setattr__(self, "clip", Flat(self.clip).bound)
         check_count(self.directions, "directions")
         if not 0 < self.scale < math.inf:
             raise ValueError("scale is how far the parameters are moved: above 0.")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tacit._refusals import ENDING
 from tacit.gradients import _validation as learning
 from tacit.gradients._batches import count_rows, leaves, row_shapes, rows_of
 from tacit.gradients._fallback import raising_rows
@@ -134,7 +135,9 @@ class Checks(ABC):
         try:
             self._check(batch, found := integers_of(batch))
             return found
-        except Exception:
+        except ENDING:
+            raise
+        except BaseException:
             with undisturbed(self.model):
                 raising = raising_rows(self._loss, batch, grouped)
             if not bool(raising.any()) or bool(raising.all()):

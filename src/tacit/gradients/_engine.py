@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit._deprecation import renamed_argument
-from tacit._refusals import of_the_machine
+from tacit._refusals import ENDING, of_the_machine
 from tacit.gradients._batches import change, count_rows, leaves, row_shapes, rows_of
 from tacit.gradients._checks import KEPT, Checks
 from tacit.gradients._clipping import Policy, as_policy
@@ -279,7 +279,9 @@ class Engine(Checks):
                 return found, found.losses, local, muted(found.failing, local)
             recorder, losses = self._watch(given, local)
             return recorder, losses, local, None
-        except Exception as error:  # in silence: the values of private rows must not decide what is printed
+        except ENDING:
+            raise
+        except BaseException as error:  # in silence: the values of private rows must not decide what is printed
             failed = error
         self._blame_the_code(batch, failed, part)
         odd = torch.zeros(local.count, dtype=torch.bool, device=part.device)
@@ -292,7 +294,9 @@ class Engine(Checks):
             try:
                 recorder, losses = self._watch(rows_of(batch, index, grouped.rows), local)
                 return recorder, losses, local, odd
-            except Exception:  # only together: the model decides by the whole batch
+            except ENDING:
+                raise
+            except BaseException:  # only together: the model decides by the whole batch
                 pass
         return None, part, local, torch.ones_like(odd)
 
@@ -320,22 +324,24 @@ class Engine(Checks):
             put_back(self.model, state)
             try:
                 check_unit(self._watch, tally, batch, part, local, unit, self._plan.coarse)
-            except RowsMixed:
+            except (RowsMixed, *ENDING):
                 raise
-            except Exception:  # rows that fail say nothing about mixing
+            except BaseException:  # rows that fail say nothing about mixing
                 return
 
-    def _fits(self, batch: Any, rows: int, *, raising: Callable[[Exception], bool] = lambda _: False) -> bool:
+    def _fits(self, batch: Any, rows: int, *, raising: Callable[[BaseException], bool] = lambda _: False) -> bool:
         """Whether these rows take a way that was checked; `raising` are errors that are passed on."""
         try:
             self._watch(batch, Units.singletons(rows, next(leaves(batch)).device))
-        except Exception as error:  # whatever rows can do
+        except ENDING:
+            raise
+        except BaseException as error:  # whatever rows can do
             if raising(error):
                 raise
             return False
         return True
 
-    def _blame_the_code(self, batch: Any, error: Exception, part: Tensor) -> None:
+    def _blame_the_code(self, batch: Any, error: BaseException, part: Tensor) -> None:
         """Raise if it is not the values of private rows: if rows that passed the checks fail as well.
 
         Of memory a row may ask for any amount; if as many blank rows find none either, it is the machine's failure.
@@ -390,10 +396,12 @@ class Engine(Checks):
         losses = []
         for chunk in torch.split(part, self.microbatch or part.numel()):
             local = Units(torch.zeros_like(chunk), 1)
-            failed: Exception | None = None
+            failed: BaseException | None = None
             try:
                 recorder, loss = self._watch(rows_of(batch, chunk, rows), local)
-            except Exception as error:
+            except ENDING:
+                raise
+            except BaseException as error:
                 failed = error
             if failed is not None:
                 self._blame_the_code(batch, failed, chunk)
@@ -419,7 +427,9 @@ class Engine(Checks):
         """The mean gradient and loss of these rows in float64; None if they cannot be computed."""
         try:
             return mean_gradient(row_gradients(self.model, self._loss, self._slots.parameters, batch, mine, rows))
-        except Exception as error:
+        except ENDING:
+            raise
+        except BaseException as error:
             failed = error
         self._blame_the_code(batch, failed, mine[:1])
         return None

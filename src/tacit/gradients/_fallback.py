@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from tacit._refusals import ENDING
 from tacit.gradients._batches import rows_of
 from tacit.gradients._grad_factors import PerRow
 from tacit.gradients._isolation import buffers_of, caches_of, drop, put_back, wrong_shape
@@ -177,6 +178,8 @@ def raising_rows(loss: Callable[[Any], Tensor], batch: Any, grouped: Units) -> T
         mine = torch.nonzero(grouped.of_row == unit).flatten()
         try:
             loss(rows_of(batch, torch.cat([mine, mine]), grouped.rows))
-        except Exception:  # whatever rows can do
+        except ENDING:
+            raise
+        except BaseException:  # whatever rows can do
             found[mine] = True
     return found

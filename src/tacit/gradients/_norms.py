@@ -28,6 +28,7 @@ _WIDTH = 128  # terms of a scalar product in float32
 _UNIT = 2.0**-24  # the rounding of one operation in float32
 # So much of (sum_t |u_t| |v_t|)^2 is added in float64: it limits how far positions may cancel (see `ClippedSum`).
 _FLOOR = 2.0**-44
+_GRAM_FLOOR = 40 * _UNIT  # and so much in float32, at least, where Gram matrices are used
 
 
 @contextmanager
@@ -113,7 +114,8 @@ def ghost_norms(u: Tensor, v: Tensor, *, run: int, repair: bool = True) -> tuple
     suspect = ~(found < 1e30)
     if not bool(suspect.any()):
         return found, None
-    return _again(found, suspect, lambda rows: _scaled_ghost(u[rows].double(), v[rows].double())), suspect
+    floor = _FLOOR if length == 1 else _GRAM_FLOOR
+    return _again(found, suspect, lambda rows: _scaled_ghost(u[rows].double(), v[rows].double(), floor)), suspect
 
 
 def built_norms(u: Tensor, v: Tensor, *, run: int, repair: bool = True) -> tuple[Tensor, Tensor | None]:
@@ -203,7 +205,7 @@ def _long_sum(values: Tensor) -> Tensor:
     return found + values[:, :whole].reshape(values.shape[0], -1, _SHORT).sum(2).double().sum(1) if whole else found
 
 
-def _scaled_ghost(u: Tensor, v: Tensor) -> Tensor:
+def _scaled_ghost(u: Tensor, v: Tensor, floor: float = _FLOOR) -> Tensor:
     u, left = _to_unit_scale(u)
     v, right = _to_unit_scale(v)
     most = (u.norm(dim=2) * v.norm(dim=2)).sum(1).square_()
@@ -212,7 +214,7 @@ def _scaled_ghost(u: Tensor, v: Tensor) -> Tensor:
     else:
         found = torch.bmm(u, u.mT).mul_(torch.bmm(v, v.mT)).sum((1, 2)).clamp_(min=0)
     rounding = 2.0**-53 * (u.shape[1] + u.shape[2] + v.shape[2] + 4)
-    return found.add_(most, alpha=_FLOOR + rounding) * (left * right).square_()
+    return found.add_(most, alpha=floor + rounding) * (left * right).square_()
 
 
 def _scaled_square_norms(values: Tensor) -> Tensor:

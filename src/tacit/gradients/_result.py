@@ -74,14 +74,15 @@ class ClippedSum:
     Rounding: a unit's contribution may be formed in float32, where that depends on no other unit (a gradient that is
     built, a product over its own positions): norms allow for its rounding (`square_norms`, `ghost_norms`). Everything
     that several units share is float64, until it is released. Each entry rounds at most R times on its way (a run of
-    4,096 terms, outer products or rows, or a unit's positions, then the runs, then the parts of a batch: R <= 2^13),
-    so the sum of n units is off by at most E = R 2^-53 n k bound, where k = max_u f_u S_u / bound, f_u is unit u's
-    factor and S_u = sum_t |a_t| |b_t| over the outer products a_t b_t^T of its gradient. k is 1 where gradients are
-    built or have one position; else norms are at least 2^-9.4 S_u (float32; 2^-22 S_u in float64), so that k <= 650
-    (4.2e6). Two neighbouring sums differ by their rounding, too, by 2E at most. Factors stay below the bound by
-    `clipping.MARGIN` = 1e-5, which covers 2E for n k <= 5.5 million: 170,000 units whose positions cancel 32-fold,
-    8,500 of which every one cancels as far as float32 can tell. Beyond that the worst case exceeds the bound by
-    2E - 1e-5, in proportion to n; nothing is refused, for the number of units in a batch is private.
+    4,096 terms, outer products or rows, or a unit's positions, then the runs, then the parts of a batch: R <= 2^13), so
+    the sum of n units is off by at most E = R 2^-53 n k bound, where k = max_u f_u S_u / bound, f_u is unit u's factor
+    and S_u = sum_t |a_t| |b_t| over the outer products a_t b_t^T of its gradient. k is 1 where gradients are built or
+    have one position; else Gram norms in float32 are at least 2^-9.4 S_u, so that k <= 650; in float64, and of matrices
+    that are built for units of several rows, they are at least 2^-22 S_u, and k <= 4.2e6. Two neighbouring sums differ
+    by their rounding, too, by 2E at most. Factors stay below the bound by `clipping.MARGIN` = 1e-5, which covers 2E for
+    n k <= 5.5 million: 170,000 units whose positions cancel 32-fold, 8,500 of which every one cancels as far as float32
+    can tell. Beyond that the worst case exceeds the bound by 2E - 1e-5, in proportion to n; nothing is refused, for the
+    number of units in a batch is private.
 
     What is not covered: a row's gradient is computed by the model, in the model's own dtype, and a kernel may give a
     row other last bits in a batch of another size (see `Engine`).
@@ -209,7 +210,12 @@ class ClippedSumAccumulator:
         bad = None if certain else ~torch.isfinite(overall)
         if bad is not None and not bool(bad.any()):
             bad = None
-        factors = self._policy.factors(norms, losses.double())
+        factors = {
+            block: factor
+            if _suits(factor, norms[block])
+            else torch.as_tensor(factor).to(norms[block]).expand_as(norms[block])
+            for block, factor in self._policy.factors(norms, losses.double()).items()
+        }
         if bad is not None:
             factors = {block: factor.masked_fill(bad, 0) for block, factor in factors.items()}
         every = list(factors.values())
@@ -226,6 +232,11 @@ class ClippedSumAccumulator:
             found = (values if bad is None else values.masked_fill(bad, 0)).sum()
             self._extra[name] = self._extra.get(name, torch.zeros_like(found)) + found
             self._extra_bounds[name] = bound
+
+
+def _suits(factor: Any, norms: Tensor) -> bool:
+    """Whether a policy's factors are one float64 for each unit: compiled kernels would read others as if they were."""
+    return isinstance(factor, Tensor) and factor.dtype == norms.dtype and factor.shape == norms.shape
 
 
 class _Pack:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tacit._refusals import ENDING
 from tacit.gradients._batches import change, leaves, row_shapes
 from tacit.gradients._isolation import (
     PART,
@@ -144,9 +145,9 @@ def check_private_apart(probe: Probe, batch: Any, rows: int) -> None:
     try:
         check_rows_apart(probe, batch)
         check_many_apart(probe, batch, rows)
-    except RowsMixed:
+    except (RowsMixed, *ENDING):
         raise
-    except Exception:
+    except BaseException:
         return
 
 
@@ -172,9 +173,9 @@ def misleads(plan: Plan, model: nn.Module, loss: Loss, slots: ParameterSwap, bat
                 given, weights, truth = check_many_apart(probe, batch, FEWEST, seed)
                 units = Units.singletons(FEWEST, weights.device)
                 recorder, _ = watch(change(given, Tensor.clone), units)
-            except RowsMixed:
+            except (RowsMixed, *ENDING):
                 raise
-            except Exception:  # integers that do not go together; rows that raise are found one by one, in the pass
+            except BaseException:  # integers that do not go together; rows that raise are found one by one, in the pass
                 return False
         slack = (0.1 if plan.coarse else 1e-6) * whole_norm(truth)
         pieces = {name: recorder.settled.get(name) for name in truth}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from tacit import data as sets
-from tacit._refusals import Refusal
+from tacit._refusals import ENDING, Refusal
 from tacit.calibrate import read_outputs, read_unit_ids
 from tacit.data import Records, TensorRecords
 from tacit.pipeline._models import Built
@@ -37,7 +37,9 @@ class Loaded:
         """The inputs of some rows, as a model takes them; a row that cannot be read is NaN, in its place."""
         try:
             return self.inputs(torch.as_tensor(list(places)))
-        except Exception:  # what it says may reveal rows; for want of memory, too: one by one they ask for less
+        except ENDING:
+            raise
+        except BaseException:  # what it says may reveal rows; for want of memory, too: one by one they ask for less
             if not isinstance(self.blank, Tensor):
                 raise
         return torch.cat([self._row(place) for place in places])
@@ -46,7 +48,9 @@ class Loaded:
         try:
             found: Tensor = self.inputs(torch.tensor([place]))
             return found
-        except Exception:  # how much memory a file asks for is its own doing
+        except ENDING:
+            raise
+        except BaseException:  # how much memory a file asks for is its own doing
             pass
         return torch.full_like(self.blank, math.nan)
 

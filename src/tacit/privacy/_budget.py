@@ -112,6 +112,9 @@ class Budget:
     def __post_init__(self) -> None:
         check_epsilon(self.epsilon)
         check_delta(self.delta)
+        for name in ("epsilon", "delta"):
+            if not isinstance(getattr(self, name), int | float):  # in 16 or 32 bits mu would be rounded, also up
+                object.__setattr__(self, name, float(getattr(self, name)))
 
     @property
     def pure(self) -> bool:

@@ -112,9 +112,10 @@ def grid_sum(
         >>> grid_sum(ages, low=0.0, high=100.0, grid=1.0)  # 150 counts as 100; the sum itself is not shown
         GridSum(grid=1.0, low=0.0, high=100.0, l1=inf, l2=inf)
     """
+    low, high, l1, l2 = (float(bound) for bound in (low, high, l1, l2))  # 16 and 32 bits would round them anew
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueError(f"Contributions need finite bounds with low < high; got [{low:g}, {high:g}].")
-    grid = grid if grid is not None else 2.0 ** (math.ceil(math.log2(max(abs(low), abs(high)))) - 20)
+    grid = float(grid) if grid is not None else 2.0 ** (math.ceil(math.log2(max(abs(low), abs(high)))) - 20)
     if not grid > 0 or not (l1 > 0 and l2 > 0):
         raise ValueError("The grid and the limits l1 and l2 are above 0.")
     if not low <= 0 <= high and min(l1, l2) < math.inf:

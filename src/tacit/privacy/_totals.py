@@ -14,6 +14,9 @@ from tacit.privacy._storage import LedgerError
 from tacit.privacy._subject import Subject
 
 _MOST_SETS = 1000
+# Printable to Python and shown as nothing, or as a space: joiners, fillers, variation selectors, the blank of Braille.
+_UNSEEN = {0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, *range(0x180B, 0x1810), 0x2800, 0x3164, 0xFFA0}
+_UNSEEN |= {*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)}
 MEMBERSHIP = "under replace-one that holds only if which of them a unit is in does not depend on the replaced values"
 CAP = "the cap: it holds also where charges, or a stop, were chosen by earlier releases"
 
@@ -69,12 +72,14 @@ def check_name(name: str) -> None:
 def check_new_name(name: str) -> None:
     """Refuse a name that is shown like another one: the two would have a budget each.
 
-    That is so of accents that are characters of their own (as some file systems write them) and of spaces at the ends.
+    That is so of accents that are characters of their own (as some file systems write them), of spaces at the ends or
+    two in a row (which a page shows as one), and of characters that are not shown at all and still count as printable.
     """
-    if name != unicodedata.normalize("NFC", name).strip():
+    if name != " ".join(unicodedata.normalize("NFC", name).split()) or any(ord(letter) in _UNSEEN for letter in name):
         raise ValueError(
-            "A subject's name has no space at its ends, and its accents are part of their letters (the form NFC of "
-            "Unicode): otherwise two subjects would look the same, with a budget each."
+            "A subject's name has single spaces and none at its ends, its accents are part of their letters (the form "
+            "NFC of Unicode), and no character is invisible: otherwise two subjects would look the same, with a budget "
+            "each."
         )
 
 

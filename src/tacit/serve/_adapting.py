@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from tacit import _checkpoints as checkpoints
+from tacit._refusals import ENDING, recorded_warnings
 from tacit.adapt import Adapter, resume_adapter, save_adapter
 from tacit.privacy import BudgetExceeded, LedgerError, ReceiptError, Unit
 from tacit.serve._observed import log, place_of
@@ -280,7 +281,9 @@ class AdaptingModel:
                     self._step(rows, ids)
             except (BudgetExceeded, ReceiptError, LedgerError) as error:
                 self.stopped = str(error)  # it serves on with what was released
-            except Exception as error:
+            except ENDING:
+                raise
+            except BaseException as error:
                 self.stopped = "A step failed; see the service's own log."  # the text may hold private values
                 log.error(json.dumps({"stopped": place_of(error)}))
             finally:
@@ -373,17 +376,28 @@ def check_rows(rows: Tensor, unit_ids: Sequence[str] | None, example: Tensor, un
 def predicted(model: nn.Module, rows: Tensor, example: Tensor) -> Tensor:
     """Logits of rows. Where the model fails on a row, that row's are NaN: values decide no status of an answer.
 
-    The error stays if the model fails on the example, too, which is public: then it is the model, not the row.
+    The error stays if the model fails on the example, too, which is public: then it is the model, not the row. What the
+    model warns of is printed nowhere.
     """
+    with recorded_warnings():
+        return _predicted(model, rows, example)
+
+
+def _predicted(model: nn.Module, rows: Tensor, example: Tensor) -> Tensor:
     try:
         return model(rows)  # type: ignore[no-any-return]
-    except Exception:
-        like: Tensor = model(example[None])
+    except ENDING:
+        raise
+    except BaseException:
+        pass
+    like: Tensor = model(example[None])
     found = []
     for row in rows:
         try:
             found.append(model(row[None]))
-        except Exception:
+        except ENDING:
+            raise
+        except BaseException:
             found.append(torch.full_like(like, torch.nan))
     return torch.cat(found)
 

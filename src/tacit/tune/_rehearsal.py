@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tacit._curator import Curator, ErrorEvent, report_error
-from tacit._refusals import Refusal
+from tacit._refusals import ENDING, Refusal
 from tacit.distributed import team
 from tacit.privacy import Neighbours, events, rehearsal, sampling
 from tacit.tune._search import unit_of
@@ -74,7 +74,9 @@ def rehearse(
             paid = rehearsal(events.gaussian(1.0), unit=unit, neighbours=relation)
             try:
                 released(score(model), paid, size)
-            except Exception as error:  # whatever a score can do with rows; its text is private
+            except ENDING:
+                raise
+            except BaseException as error:  # whatever a score can do with rows; its text is private
                 what, wrong = "score", f"{type(error).__name__}: {error}"
     if wrong:
         sentence = _FAILED.format(what=what, point=point)

@@ -13,6 +13,7 @@ from typing import Any
 
 from tacit._context import IN_CONTEXT, PrivacyContext, takes_context
 from tacit._curator import Curator, TrialEvent
+from tacit._refusals import ENDING
 from tacit.privacy import Budget, Ledger, Neighbours, Unit, selection
 from tacit.privacy.events import DpEvent, gaussian_noise
 from tacit.tune._quiet import quiet
@@ -170,7 +171,9 @@ def carried_out(
             if not wrong:
                 try:
                     found = released(evaluator(model), trial.pay(plan.score), people)
-                except Exception as error:  # whatever a score can do with rows
+                except ENDING:
+                    raise
+                except BaseException as error:  # whatever a score can do with rows
                     wrong = f"{type(error).__name__}: {error}"
         if curator is not None:
             curator(TrialEvent(Trial(hyperparameters=point, mu=plan.mu, score=None if wrong else found), wrong))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit._refusals import of_the_machine
+from tacit._refusals import ENDING, of_the_machine
 from tacit.distributed import Team, team
 from tacit.privacy import Ledger, LedgerError, Neighbours, Receipt, check_used, events, grid_sum, mechanisms
 from tacit.privacy.events import DpEvent
@@ -95,7 +95,9 @@ class Job:
         if not wrong:
             try:
                 score = released(self.score(model), marked, self.size)
-            except Exception as error:  # whatever a score can do with rows; its text is private
+            except ENDING:
+                raise
+            except BaseException as error:  # whatever a score can do with rows; its text is private
                 wrong = f"{type(error).__name__}: {error}"
         kept = model if self.keep and score is not None else None
         found = Trial(
@@ -123,7 +125,9 @@ def trained(trainable: Trainable, point: Hyperparameters, mu: float, receipt: Re
     model, wrong = None, ""
     try:
         model = trainable(point, mu, receipt)
-    except Exception as error:  # whatever a trainable can do with rows; its text is private
+    except ENDING:
+        raise
+    except BaseException as error:  # whatever a trainable can do with rows; its text is private
         wrong = f"{type(error).__name__}: {error}"
     if not wrong:
         check_used(receipt)
@@ -148,7 +152,9 @@ class ByUnit:
         """The unit's number; None if it asks for more memory than there is."""
         try:
             return float(self.one(model, self.units[place]))
-        except Exception as error:  # of this unit alone; its text is private
+        except ENDING:
+            raise
+        except BaseException as error:  # of this unit alone; its text is private
             return None if of_the_machine(error) else 0.0
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from tacit._refusals import ENDING
 from tacit.calibrate._answers import Refused
 from tacit.calibrate._files import read_outputs, read_unit_ids
 from tacit.calibrate._queries import Query, Shares
@@ -116,7 +117,9 @@ def client_app(source_of: Callable[[Context], Source] | None = None) -> ClientAp
             with _whole_ticks():
                 source, query = _source(make_source, context), question(message, context)
                 return given(message, source.share(query), query.shares or _none(), seeded=source.seed is not None)
-        except Exception as error:
+        except ENDING:
+            raise
+        except BaseException as error:
             code = "refused" if isinstance(error, NotSecure) else _code(error)
             _log.error("No share was given (%s: %s).", code, type(error).__name__)
             raise NotSecure(code) from None  # the text of an exception would reach the server
@@ -165,14 +168,16 @@ def _answer(message: Message, source: Callable[[], Source]) -> dict[str, Any]:
 def _reply(message: Message, work: Callable[[], dict[str, Any]]) -> Message:
     try:
         reply = work()
-    except Exception as error:
+    except ENDING:
+        raise
+    except BaseException as error:
         code = _code(error)
         _log.error("No answer was given (%s: %s).", code, type(error).__name__)
         reply = {"refused": code}
     return Message(content(reply), reply_to=message)
 
 
-def _code(error: Exception) -> str:
+def _code(error: BaseException) -> str:
     if isinstance(error, _Code):
         return str(error)
     if isinstance(error, BudgetExceeded):

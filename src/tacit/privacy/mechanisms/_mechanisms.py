@@ -370,7 +370,7 @@ def _grids(
 
 def _fix(multiplier: float, bound: float, size: int) -> Grid:
     try:
-        return grids.fix(multiplier, bound, size)
+        return grids.fix(float(multiplier), float(bound), size)  # in a scalar of 16 bits noise would be rounded down
     except ValueError as reason:
         raise ReceiptError(str(reason)) from None
 
