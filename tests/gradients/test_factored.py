@@ -135,4 +135,6 @@ def test_norms_of_built_matrices_are_never_too_small(cancelling: bool, scale: fl
     allowed = 50 * 2.0**-24 if in_float64 is None else 0.0  # those are added up in float64, too
     assert (in_float64 is None) == (scale < 1e25)
     assert bool((found >= (true + allowed * most).square() * (1 - 1e-12)).all())
-    assert bool((found.sqrt() <= true + (700 * 2.0**-24 + 2.0**-22) * most + 1e-16).all())
+    above = 40 * 2.0**-24 * most.square()  # limits how far positions may cancel: Lemma 10
+    assert bool((found <= ((true + 700 * 2.0**-24 * most).square() + above) * (1 + 1e-12) + 1e-30).all())
+    assert bool((found >= above * (1 - 1e-12)).all())

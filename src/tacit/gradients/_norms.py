@@ -28,7 +28,7 @@ _WIDTH = 128  # terms of a scalar product in float32
 _UNIT = 2.0**-24  # the rounding of one operation in float32
 # So much of (sum_t |u_t| |v_t|)^2 is added in float64: it limits how far positions may cancel (see `ClippedSum`).
 _FLOOR = 2.0**-44
-_GRAM_FLOOR = 40 * _UNIT  # and so much in float32, at least, where Gram matrices are used
+_GRAM_FLOOR = 40 * _UNIT  # and so much in float32, at least, where a unit has several positions
 
 
 @contextmanager
@@ -122,8 +122,8 @@ def built_norms(u: Tensor, v: Tensor, *, run: int, repair: bool = True) -> tuple
     """What `ghost_norms` computes, from the matrices themselves: cheaper than Gram matrices of very many positions.
 
     Formal guarantee: as that of `ghost_norms`. A matrix of L positions that is formed in float32 is off by at most
-    g S, g = L 2^-24 / (1 - L 2^-24), so its norm + (g + r) S is not below the true norm + r S; and 2^-44 of S^2 is
-    added, which limits how far positions may cancel. L products and their sums lose at most 2 L 2^-126 of an entry by
+    g S, g = L 2^-24 / (1 - L 2^-24), so its norm + (g + r) S is not below the true norm + r S; and 40 * 2^-24 of S^2
+    is added, as where norms come from Gram matrices, which limits how far positions may cancel. L products and their sums lose at most 2 L 2^-126 of an entry by
     underflow, also where denormals are flushed to zero, in this matrix and in those of runs.
     """
     length, size = u.shape[1], u.shape[2] * v.shape[2]
@@ -137,12 +137,12 @@ def built_norms(u: Tensor, v: Tensor, *, run: int, repair: bool = True) -> tuple
         norms = square_norms(torch.bmm(us.mT, vs).flatten(1), repair=False).sqrt_()
         lengths = (torch.linalg.vector_norm(t, dim=2, dtype=torch.float64) for t in (us, vs))
         most = torch.mul(*lengths).sum(1)
-        parts.append(norms.add_(most, alpha=1.01 * error).add_(lost).square_().add_(most.square_(), alpha=_FLOOR))
+        parts.append(norms.add_(most, alpha=1.01 * error).add_(lost).square_().add_(most.square_(), alpha=_GRAM_FLOOR))
     found = torch.cat(parts) if parts else u.new_zeros(0, dtype=torch.float64)
     found = torch.where(found < 1e30, found, torch.inf)
     if not repair or not bool((suspect := found.isinf()).any()):
         return found, None
-    return _again(found, suspect, lambda rows: _scaled_ghost(u[rows].double(), v[rows].double())), suspect
+    return _again(found, suspect, lambda rows: _scaled_ghost(u[rows].double(), v[rows].double(), _GRAM_FLOOR)), suspect
 
 
 def _ghost(u: Tensor, v: Tensor, run: int) -> Tensor:
