@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ from torch import distributed as dist
 Value = TypeVar("Value")
 _Kind = tuple[str, tuple[int, ...], torch.dtype]
 _FINE = 44  # bits of a bound that the integers keep
+_CHUNK = 1 << 19  # numbers that are added up at a time
 MOST_UNITS = 2**18  # in one step: with 2^44 that is 62 bits
 
 
@@ -115,7 +116,8 @@ class Team:
         Returns:
             The same tensors, bit for bit.
         """
-        return self._send(values, self.share(None if values is None else _kinds(values)))
+        found = self._send(values, self.share(None if values is None else _kinds(values)))
+        return {name: value.clone() for name, value in found.items()}  # each with a memory of its own, to be kept
 
     def _try(self, action: Callable[[], Value], told: Callable[[Value], Any]) -> tuple[Value | None, Any]:
         """The leader's result, which the others do not have, and what all are told of it, in one message."""
@@ -133,6 +135,7 @@ class Team:
         return found, self.share((True, said))[1]
 
     def _send(self, values: Mapping[str, Tensor] | None, kinds: Sequence[_Kind]) -> dict[str, Tensor]:
+        """The leader's tensors, as parts of one line for each dtype."""
         found: dict[str, Tensor] = {}
         for dtype in dict.fromkeys(dtype for _, _, dtype in kinds):
             mine = [(name, shape) for name, shape, kind in kinds if kind == dtype]
@@ -142,7 +145,7 @@ class Team:
             flat = flat.to(self.device)
             dist.broadcast(flat, src=0)
             parts = torch.split(flat.cpu(), [math.prod(shape) for _, shape in mine])
-            found |= {name: part.view(shape).clone() for (name, shape), part in zip(mine, parts, strict=True)}
+            found |= {name: part.view(shape) for (name, shape), part in zip(mine, parts, strict=True)}
         return {name: found[name] for name, _, _ in kinds}
 
     def join_rows(self, whole: Tensor) -> Tensor:
@@ -231,18 +234,28 @@ class Team:
         seen = replace(zero, sum={})
         for part in sums:
             for name, to in zip(names, torch.split(whole, sizes), strict=True):
-                to += (part.sum[name].double().cpu().reshape(-1) / grids[name]).round().long()
+                to += (part.sum[name].double().cpu().reshape(-1) / grids[name]).round_().long()
             seen = seen + replace(part, sum={})
+        steps = torch.repeat_interleave(
+            torch.tensor([grids[name] for name in names], dtype=torch.float64), torch.tensor(sizes)
+        )
+        total = torch.empty(len(whole), dtype=torch.float64)
+        for there, value in self._added(whole, everyone):  # while one chunk is converted the next is on its way
+            torch.mul(value, steps[there], out=total[there])
+        parts = dict(zip(names, torch.split(total, sizes), strict=True))
+        return replace(seen, sum={n: parts[n].view(like.shape).to(like.device) for n, like in zero.sum.items()})
+
+    def _added(self, whole: Tensor, everyone: bool) -> Iterator[tuple[slice, Tensor]]:
+        """The integers of all ranks added up, on the leader (or on every rank), chunk by chunk."""
         whole = whole.to(self.device)
-        if everyone:
-            dist.all_reduce(whole)
-        else:
-            dist.reduce(whole, dst=0)
-        total = {}
-        for name, value in zip(names, torch.split(whole.cpu(), sizes), strict=True):
-            like = zero.sum[name]
-            total[name] = (value.double() * grids[name]).view(like.shape).to(like.device)
-        return replace(seen, sum={name: total[name] for name in zero.sum})
+        places = [slice(i, i + _CHUNK) for i in range(0, len(whole), _CHUNK)]
+        under_way = [
+            dist.all_reduce(whole[each], async_op=True) if everyone else dist.reduce(whole[each], dst=0, async_op=True)
+            for each in places
+        ]
+        for each, work in zip(places, under_way, strict=True):
+            work.wait()
+            yield each, whole[each].cpu()
 
     @property
     def device(self) -> torch.device:

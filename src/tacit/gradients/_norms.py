@@ -123,8 +123,9 @@ def built_norms(u: Tensor, v: Tensor, *, run: int, repair: bool = True) -> tuple
 
     Formal guarantee: as that of `ghost_norms`. A matrix of L positions that is formed in float32 is off by at most
     g S, g = L 2^-24 / (1 - L 2^-24), so its norm + (g + r) S is not below the true norm + r S; and 40 * 2^-24 of S^2
-    is added, as where norms come from Gram matrices, which limits how far positions may cancel. L products and their sums lose at most 2 L 2^-126 of an entry by
-    underflow, also where denormals are flushed to zero, in this matrix and in those of runs.
+    is added, as where norms come from Gram matrices, which limits how far positions may cancel. L products and their
+    sums lose at most 2 L 2^-126 of an entry by underflow, also where denormals are flushed to zero, in this matrix and
+    in those of runs.
     """
     length, size = u.shape[1], u.shape[2] * v.shape[2]
     if torch.float64 in (u.dtype, v.dtype) or length * _UNIT > 0.1:
