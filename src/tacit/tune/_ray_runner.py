@@ -85,11 +85,11 @@ class RayRunner:
                 for reference in ray.wait(list(running), num_returns=1)[0]:
                     number, job, trial = running.pop(reference)
                     found = _received(ray, reference, job)
-                    trial.end()
+                    trial.end(received=True)
                     yield number, *found
         finally:
             for _, _, trial in running.values():
-                trial.end()
+                trial.end(received=False)
 
 
 class _OneRank:
@@ -100,9 +100,10 @@ class _OneRank:
         self._ray = ray
         self.result = ray.remote(num_cpus=threads, max_retries=0)(_work).remote(job, threads)
 
-    def end(self) -> None:
-        """Stop it, if it still runs."""
-        self._ray.cancel(self.result, force=True)
+    def end(self, *, received: bool) -> None:
+        """Stop it, if its result was not received: Ray ends this process if a task is cancelled while it completes."""
+        if not received:
+            self._ray.cancel(self.result, force=True)
 
 
 class _ManyRanks:
@@ -119,8 +120,9 @@ class _ManyRanks:
         self.result = leader.lead.remote(job, ranks)
         self._helping = [each.follow.remote(job, address, i, ranks) for i, each in enumerate(others, 1)]
 
-    def end(self) -> None:
+    def end(self, *, received: bool) -> None:
         """A trial is over once its first rank has answered: whatever still runs is killed."""
+        del received
         for each in self._ranks:
             self._ray.kill(each)
         self._ray.util.remove_placement_group(self._room)
