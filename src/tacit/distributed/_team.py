@@ -236,13 +236,12 @@ class Team:
             for name, to in zip(names, torch.split(whole, sizes), strict=True):
                 to += (part.sum[name].double().cpu().reshape(-1) / grids[name]).round_().long()
             seen = seen + replace(part, sum={})
-        steps = torch.repeat_interleave(
-            torch.tensor([grids[name] for name in names], dtype=torch.float64), torch.tensor(sizes)
-        )
         total = torch.empty(len(whole), dtype=torch.float64)
         for there, value in self._added(whole, everyone):  # while one chunk is converted the next is on its way
-            torch.mul(value, steps[there], out=total[there])
+            total[there] = value
         parts = dict(zip(names, torch.split(total, sizes), strict=True))
+        for name, part in parts.items():
+            part *= grids[name]
         return replace(seen, sum={n: parts[n].view(like.shape).to(like.device) for n, like in zero.sum.items()})
 
     def _added(self, whole: Tensor, everyone: bool) -> Iterator[tuple[slice, Tensor]]:
