@@ -8,6 +8,8 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
+_IDLE = 75  # seconds before a connection is closed; with uvicorn's 5, as httpx's, a request could meet its closing
+
 
 def run_service(
     app: FastAPI,
@@ -55,6 +57,7 @@ def run_service(
         server_header=False,
         proxy_headers=behind_proxy,
         timeout_graceful_shutdown=30,
+        timeout_keep_alive=_IDLE,
     )
 
 
