@@ -101,13 +101,14 @@ _COUNTS = flop_registry | {
 def count(step: Step, steps: int = STEPS) -> Count:
     """Multiplications as torch would do them, calls and bytes as they are."""
     products, traffic = [], []
-    with patch.object(_kernels, "serves", return_value=False):
+    in_turn = patch.object(torch, "get_num_threads", return_value=1)  # other threads are not looked at
+    with in_turn, patch.object(_kernels, "serves", return_value=False):
         for _ in range(steps):
             with _Products() as counter:
                 step()
             products.append(counter.multiplications)
     for _ in range(steps):
-        with _Traffic() as seen:
+        with in_turn, _Traffic() as seen:
             step()
         traffic.append((seen.calls, seen.bytes))
     calls, size = min(traffic)
