@@ -27,7 +27,7 @@ from tacit.privacy._queries import GridSum, grid_sum
 from tacit.privacy._receipts import Receipt, ReceiptError
 from tacit.privacy.accounting import guarantee
 from tacit.privacy.correlated import by_name
-from tacit.privacy.mechanisms import GaussianStream, _mechanisms, gaussian, gaussian_query, laplace, noisy_max
+from tacit.privacy.mechanisms import GaussianStream, _mechanisms, gaussian, gaussian_query, laplace, noisy_max, prepare
 
 ALARM = 1e-7
 ADD_REMOVE, REPLACE_ONE, ZERO_OUT = Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE, Neighbours.ZERO_OUT
@@ -243,6 +243,42 @@ def test_threads_never_share_a_release() -> None:
     assert len(set(seen)) == len(seen) == receipt.used == 400
     with pytest.raises(ReceiptError):
         gaussian(zeros(), receipt)
+
+
+@pytest.mark.parametrize("strategy", [None, "banded:3"])
+@pytest.mark.parametrize("numbers", [4, 5])  # as many as the sum has, and another number
+def test_noise_that_was_drawn_early_is_the_same_noise(strategy: str | None, numbers: int) -> None:
+    event = events.gaussian(1.0, 3) if strategy is None else events.stream(1.0, 3, strategy=strategy)
+
+    def released(early: bool) -> list[list[float]]:
+        receipt = paid(event, seed=5)
+        stream = None if strategy is None else GaussianStream(receipt)
+        found = []
+        for step in range(3):
+            if early and step != 1:
+                prepare(receipt, numbers)
+            out = gaussian(zeros(), receipt) if stream is None else stream.release(zeros())
+            found.append(out["w"].tolist())
+        assert receipt.used == 3
+        prepare(receipt, numbers)  # after the last release, and on a closed receipt: nothing
+        receipt.close()
+        prepare(receipt, numbers)
+        return found
+
+    assert released(early=True) == released(early=False)
+
+
+def test_noise_that_was_drawn_early_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    receipt, drawn = paid(events.gaussian(1.0, 2)), []
+    pieces = NoiseKey._pieces
+    monkeypatch.setattr(NoiseKey, "_pieces", lambda self, *what: drawn.append(what) or pieces(self, *what))
+    prepare(receipt, 4)
+    assert (drawn, receipt.used) == ([(0, 4)], 0)
+    first = gaussian(zeros(), receipt)["w"]
+    assert drawn == [(0, 4)]
+    second = gaussian(zeros(), receipt)["w"]
+    assert drawn == [(0, 4), (1, 4)]
+    assert not torch.equal(first, second)
 
 
 def test_a_failure_after_taking_uses_the_release_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -216,13 +216,21 @@ class Team:
             dist.broadcast(rows, src=number % self.size)
             whole[places] = rows.to(whole.device)
 
-    def add_up(self, sums: Iterable[Any], zero: Any, *, everyone: bool = False) -> Any:
+    def add_up(
+        self,
+        sums: Iterable[Any],
+        zero: Any,
+        *,
+        everyone: bool = False,
+        meanwhile: Callable[[int], None] | None = None,
+    ) -> Any:
         """The sum of what all ranks have, on the leader; the same bits for any number of ranks.
 
         Args:
             sums: Bounded sums of this rank's portions.
             zero: The sum over no unit.
             everyone: Whether every rank gets the total.
+            meanwhile: What the leader does while the sums are on their way, given how many numbers they have.
 
         Returns:
             On the leader (or on every rank) the total; on the others a sum that means nothing.
@@ -236,25 +244,25 @@ class Team:
             for name, to in zip(names, torch.split(whole, sizes), strict=True):
                 to += (part.sum[name].double().cpu().reshape(-1) / grids[name]).round_().long()
             seen = seen + replace(part, sum={})
+        whole = whole.to(self.device)
+        under_way = self._send_off(whole, everyone)
+        if meanwhile is not None and self.leads:
+            meanwhile(len(whole))
         total = torch.empty(len(whole), dtype=torch.float64)
-        for there, value in self._added(whole, everyone):  # while one chunk is converted the next is on its way
-            total[there] = value
+        for there, work in under_way:  # while one chunk is converted the next is on its way
+            work.wait()
+            total[there] = whole[there].cpu()
         parts = dict(zip(names, torch.split(total, sizes), strict=True))
         for name, part in parts.items():
             part *= grids[name]
         return replace(seen, sum={n: parts[n].view(like.shape).to(like.device) for n, like in zero.sum.items()})
 
-    def _added(self, whole: Tensor, everyone: bool) -> Iterator[tuple[slice, Tensor]]:
-        """The integers of all ranks added up, on the leader (or on every rank), chunk by chunk."""
-        whole = whole.to(self.device)
+    def _send_off(self, whole: Tensor, everyone: bool) -> list[tuple[slice, Any]]:
+        """Have all ranks' integers added up, on the leader (or on every rank), in place: chunks and their work."""
         places = [slice(i, i + _CHUNK) for i in range(0, len(whole), _CHUNK)]
-        under_way = [
-            dist.all_reduce(whole[each], async_op=True) if everyone else dist.reduce(whole[each], dst=0, async_op=True)
-            for each in places
-        ]
-        for each, work in zip(places, under_way, strict=True):
-            work.wait()
-            yield each, whole[each].cpu()
+        if everyone:
+            return [(each, dist.all_reduce(whole[each], async_op=True)) for each in places]
+        return [(each, dist.reduce(whole[each], dst=0, async_op=True)) for each in places]
 
     @property
     def device(self) -> torch.device:

@@ -13,7 +13,7 @@ from tacit.distributed import MOST_UNITS, Team
 from tacit.finetune._loop import Run
 from tacit.finetune._predictions import SHARES
 from tacit.finetune._reading import Portion
-from tacit.privacy import BoundedSum, sampling
+from tacit.privacy import BoundedSum, mechanisms, sampling
 
 _EVALUATE = "evaluate"
 Parts = list[tuple[Portion, str]]  # with the key of what the model itself draws
@@ -117,8 +117,10 @@ class TeamRun(Run):
                 yield self.query.sum(rows, mute)
 
     def _add_up(self, parts: Parts) -> BoundedSum:
-        """The sum over all ranks, on the leader."""
-        return self.team.add_up(self._sums(parts), self.query.zero_sum())  # type: ignore[no-any-return]
+        """The sum over all ranks, on the leader, who draws the noise while it is on its way."""
+        return self.team.add_up(  # type: ignore[no-any-return]
+            self._sums(parts), self.query.zero_sum(), meanwhile=lambda count: mechanisms.prepare(self.receipt, count)
+        )
 
     def _released(self, total: BoundedSum, noise: Any) -> dict[str, Tensor]:
         """What the leader releases, on every rank."""

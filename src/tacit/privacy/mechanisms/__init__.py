@@ -8,6 +8,7 @@ from tacit.privacy.mechanisms._mechanisms import (
     gaussian_query,
     laplace,
     noisy_max,
+    prepare,
     strategy_of,
 )
 from tacit.privacy.mechanisms._shards import GaussianShards, add_shard
@@ -23,6 +24,7 @@ __all__ = [
     "gaussian_query",
     "laplace",
     "noisy_max",
+    "prepare",
     "share",
     "strategy_of",
 ]

@@ -287,6 +287,20 @@ def check(total: BoundedSum, event: DpEvent, *, noise: Mapping[str, float] | Non
             raise ValueError(str(reason)) from None
 
 
+def prepare(receipt: Receipt, numbers: int) -> None:
+    """Draw the normals of the receipt's next release while its sum is still under way; nothing is released or consumed.
+
+    Formal guarantee: the normals are a function of the receipt's key and the number of the release, and the release
+    that follows adds the same ones whether they were drawn early or not. They stay in this process, with the key.
+
+    Args:
+        receipt: The receipt of the release to come; one that is not live here is left alone.
+        numbers: How many numbers the sum will have.
+    """
+    if receipt.live and receipt._key is not None:
+        receipt._key.prepare(receipt.used, numbers)
+
+
 def strategy_of(event: StreamDpEvent) -> Strategy:
     """The correlated-noise strategy that an event names: ``"buffered"``, or ``"banded:16"`` with its size.
 
