@@ -104,7 +104,8 @@ def numbered(ids: Any, rows: int) -> Tensor:
     """
     try:
         if not isinstance(ids, Tensor | str) and len(ids) and all(isinstance(each, str) for each in ids):
-            ids = [int.from_bytes(blake2b(each.encode(), digest_size=8).digest(), "big") >> 1 for each in ids]
+            raw = [each.encode("utf-8", "surrogatepass") for each in ids]  # any string: none stops a stream
+            ids = [int.from_bytes(blake2b(each, digest_size=8).digest(), "big") >> 1 for each in raw]
         labels = torch.as_tensor(ids).cpu()
     except (TypeError, ValueError, RuntimeError):
         labels = torch.empty(0)

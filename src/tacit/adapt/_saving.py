@@ -240,6 +240,7 @@ def _restore(adapter: Adapter, tensors: dict[str, Tensor], facts: dict[str, Any]
     adapter.memory.ema_entropy, adapter.memory.bound = facts["ema_entropy"], facts["bound"]
     adapter.generator.set_state(tensors["generator"])
     adapter.steps, adapter.has_unit_ids = facts["steps"], facts["has_unit_ids"]
+    adapter.resumed = True
 
 
 def _pack_secret(secret: Secret) -> bytes:
