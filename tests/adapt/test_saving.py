@@ -435,6 +435,21 @@ def test_without_the_list_of_who_took_part(tmp_path: Path) -> None:
     assert resume_adapter(fresh(tmp_path), tmp_path / "checkpoint")
 
 
+def test_without_the_list_of_who_took_part_after_the_first_save(tmp_path: Path) -> None:
+    """Saved before anybody came, then killed: without the list, all who came since would come once more."""
+    adapter = fresh(tmp_path, unit="patient")
+    adapter.start(batch(0))
+    save_adapter(adapter, tmp_path / "checkpoint")
+    run(adapter, 0, 1, units=True)
+    (listed,) = tmp_path.glob("*.attendance")
+    listed.rename(tmp_path / "elsewhere")
+    refused(fresh(tmp_path, unit="patient"), tmp_path, "Who took part is not in")
+    (tmp_path / "elsewhere").rename(listed)
+    again = fresh(tmp_path, unit="patient")
+    assert not resume_adapter(again, tmp_path / "checkpoint")
+    assert not again.participation.admit(torch.arange(ROWS), again.steps).any()
+
+
 def test_an_adapter_that_has_begun(tmp_path: Path) -> None:
     adapter = run(fresh(tmp_path), 0, 1)
     save_adapter(adapter, tmp_path / "checkpoint")
@@ -471,6 +486,8 @@ def test_another_folder_for_what_is_private(tmp_path: Path) -> None:
     third = fresh(tmp_path)
     assert resume_adapter(third, tmp_path / "checkpoint", private=tmp_path / "b")
     assert third.participation._seen == adapter.participation._seen
+    run(third, 2, 3, units=True)
+    refused(fresh(tmp_path), tmp_path, "Who took part", private=tmp_path / "a")  # a list that was left there is too old
 
 
 def test_before_the_first_step_nothing_is_charged(tmp_path: Path) -> None:

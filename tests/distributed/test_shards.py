@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tacit.privacy import Budget, Ledger, events, mechanisms
+from tacit.privacy import Budget, Ledger, Neighbours, ReceiptError, Unit, events, mechanisms, rehearsal
 from tests.distributed import shards
 from tests.distributed.test_ranks import charges, launch
 
@@ -50,3 +50,18 @@ def test_a_release_in_shards_has_the_bits_of_the_whole() -> None:
         parts = zip(total.sum[name].split(3), noise.split(3), strict=True)
         released = torch.cat([mechanisms.add_shard(value, drawn, made.grids[name]) for value, drawn in parts])
         assert torch.equal(released, whole[name])
+
+
+def test_the_noise_of_shards_is_for_one_sum_that_was_charged() -> None:
+    from tacit.gradients import Engine
+
+    like = Engine(torch.nn.Linear(5, 4), lambda model, batch: model(batch).mean(1), clip=0.3).zero_sum()
+    ledger = Ledger("sqlite://")
+    ledger.subject("rows", Budget(9.0, 1e-6))
+    made = mechanisms.GaussianShards(like, ledger.charge("rows", events.gaussian(3.0), stage="x"))
+    assert [name for name, _ in made] == ["weight", "bias"]
+    with pytest.raises(ReceiptError, match="drawn already"):
+        iter(made)
+    tried = rehearsal(events.gaussian(3.0), unit=Unit.SAMPLE, neighbours=Neighbours.ADD_REMOVE)
+    with pytest.raises(ReceiptError, match="rehearsed"):
+        mechanisms.GaussianShards(like, tried)

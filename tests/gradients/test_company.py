@@ -350,3 +350,21 @@ def test_norms_and_sums_are_in_full_precision() -> None:
         assert torch.backends.cuda.matmul.allow_tf32
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_one_thread_does_not_end_the_full_precision_of_another() -> None:
+    """The switches are the process's: a step that leaves must not take them from one that is still computing."""
+    from tacit.gradients._norms import full_precision
+
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        first, second = full_precision(), full_precision()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+        second.__exit__(None, None, None)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from tacit.integrations import PrivacyArguments, PrivateTraining
-from tacit.privacy import Ledger
+from tacit.privacy import BudgetExceeded, Ledger
 
 
 class Module(lightning.LightningModule):
@@ -123,6 +123,17 @@ def test_nothing_unnoised_is_logged(tmp_path: Path) -> None:
     told = torch.load(kept, weights_only=False)
     assert "train_loss" not in json.dumps(told, default=str)
     assert torch.equal(told["state_dict"]["net.0.weight"], module.net[0].weight)
+
+
+def test_training_again_is_charged_to_the_same_budget(tmp_path: Path) -> None:
+    """Also without a ledger: the weights of a second call hold both runs."""
+    module, callback = trained(tmp_path, privacy=privacy(ledger=None))
+    after = weights(module).clone()
+    options: dict[str, Any] = {"accelerator": "cpu", "max_epochs": 2, "logger": False, "enable_checkpointing": False}
+    again = lightning.Trainer(default_root_dir=tmp_path, callbacks=[callback], enable_progress_bar=False, **options)
+    with pytest.raises(BudgetExceeded):
+        again.fit(module, loader())
+    assert torch.equal(weights(module), after)
 
 
 def test_mixed_precision_is_the_trainers(tmp_path: Path) -> None:

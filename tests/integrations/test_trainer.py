@@ -27,7 +27,7 @@ from transformers import (
 from tacit.finetune import NextToken
 from tacit.integrations import PrivacyArguments, PrivateTrainer
 from tacit.integrations._trainer import fixed_length, loss_of
-from tacit.privacy import Ledger
+from tacit.privacy import BudgetExceeded, Ledger
 
 LENGTH, WORDS = 7, 40
 
@@ -197,6 +197,17 @@ def test_a_stopped_run_is_resumed_by_its_key(tmp_path: Path) -> None:
     assert torch.equal(weights(resumed.model), weights(whole.model))
     with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
         assert [entry.kind for entry in ledger.entries()].count("charge") == 1
+
+
+def test_training_again_is_charged_to_the_same_budget(tmp_path: Path) -> None:
+    """Also without a ledger: the weights of a second call hold both runs."""
+    private = trainer(tmp_path, told=privacy(ledger=None))
+    private.train()
+    trained = weights(private.model).clone()
+    with pytest.raises(BudgetExceeded):
+        private.train()
+    assert torch.equal(weights(private.model), trained)
+    assert private.private.ledger.total().epsilon <= PROMISE["epsilon"]
 
 
 def test_mixed_precision_is_the_trainers(tmp_path: Path) -> None:

@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from tacit.privacy import Budget, Ledger, LedgerError, Neighbours, events, leases, mechanisms, replay, sampling
+from tacit.privacy import (
+    Budget,
+    Ledger,
+    LedgerError,
+    Neighbours,
+    events,
+    grid_sum,
+    leases,
+    mechanisms,
+    replay,
+    sampling,
+)
 from tacit.privacy._queries import BoundedSum
 from tacit.privacy._receipts import Receipt, ReceiptError
 
@@ -43,6 +54,33 @@ def test_releases_come_again_as_they_were(seed: int | None, ledger: Ledger) -> N
     assert [released(again) for _ in range(3)] == first[2:]
     assert released(again) not in first
     ledger.verify()
+
+
+def test_queries_whose_noise_no_key_draws_are_refused(ledger: Ledger) -> None:
+    """Made again they would be further releases, on one charge; seeded ones come again as they were."""
+    query = grid_sum(torch.ones(100), low=0.0, high=1.0)
+    ledger.subject("s", Budget(20.0, 1e-6))
+    for event, release in (
+        (events.gaussian(4.0), mechanisms.gaussian_query),
+        (events.laplace(4.0), mechanisms.laplace),
+        (events.noisy_max(4.0), mechanisms.noisy_max),
+    ):
+        receipt = ledger.charge("s", event, stage="test")
+        secret = replay.keep(ledger, receipt)
+        leases.extend(ledger, receipt, 1)
+        again, _ = replay.resume(ledger, receipt.id, secret, 0)
+        leases.extend(ledger, again, 1)
+        for each in (receipt, again):
+            with pytest.raises(ReceiptError, match="key of receipt"):
+                release(query, each)
+            assert each.used == 0
+    found, receipt = [], ledger.charge("s", events.gaussian(4.0), stage="test", seed=1)
+    secret = replay.keep(ledger, receipt)
+    for _ in range(2):
+        leases.extend(ledger, receipt, 1)
+        found.append(mechanisms.gaussian_query(query, receipt).tolist())
+        receipt, _ = replay.resume(ledger, receipt.id, secret, 0)
+    assert found[0] == found[1]
 
 
 def test_draws_come_again_too(sqlite_url: str) -> None:

@@ -21,11 +21,13 @@ from tacit.privacy import (
     Ledger,
     LedgerError,
     Neighbours,
+    Unit,
     accounting,
     events,
     guarantee,
     leases,
     mechanisms,
+    rehearsal,
     replay,
     selection,
 )
@@ -735,3 +737,11 @@ def test_the_price_of_other_events_has_not_moved() -> None:
     terms = accounting.take_apart(event, Neighbours.REPLACE_ONE)
     assert terms.mu == pytest.approx(2 / 2.4)
     assert terms.others == {dp_event.LaplaceDpEvent(1.5): 2}
+
+
+def test_a_trial_of_a_rehearsal_is_a_rehearsal() -> None:
+    """Nothing was charged for it: what its receipts release is noise alone."""
+    whole = rehearsal(search(), unit=Unit.SAMPLE, neighbours=Neighbours.ADD_REMOVE)
+    trial = next(SelectionTrials(whole))  # shape 1: there is one at least
+    many = grid_sum(torch.ones(100_000), low=0.0, high=1.0)
+    assert abs(float(mechanisms.gaussian_query(many, trial.pay())[0])) < 1_000  # noise of 6

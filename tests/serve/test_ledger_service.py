@@ -27,6 +27,7 @@ from tacit.privacy import (
     OtherTerms,
     ReceiptError,
     events,
+    grid_sum,
     leases,
     mechanisms,
     replay,
@@ -179,6 +180,26 @@ def test_a_charge_is_settled_by_the_token_that_made_it(service: Service, clinic:
     entries = len(clinic.entries())
     mine.settle(mine.charge("clinic", EVENT, stage="x"), 0)
     assert len(clinic.entries()) == entries + 2
+
+
+@pytest.mark.usefixtures("clinic")
+def test_a_charge_is_released_by_the_token_that_made_it(service: Service) -> None:
+    """Another client that adopts a live receipt would release once more what was paid for once."""
+    mine, other = service.ledger(Role.CHARGE, subject="clinic"), service.ledger(Role.CHARGE, subject="clinic")
+    receipt, total = mine.charge("clinic", EVENT, stage="x"), grid_sum(torch.ones(4), low=0.0, high=1.0)
+    with pytest.raises(LedgerError, match="another token"):
+        mechanisms.gaussian_query(total, replay.adopt(other, receipt.id))
+    with pytest.raises(LedgerError, match="another token"):
+        other._book.give(receipt.id, "0" * 16, "lease", 0, {})
+    mechanisms.gaussian_query(total, receipt)
+    left = mine.charge("clinic", EVENT, stage="x")  # of a process that ended: its own token may go on with it
+    assert mechanisms.gaussian_query(total, replay.adopt(mine, left.id)).shape == (1,)
+    held = mine.charge("clinic", events.repeat(EVENT, 3), stage="x")
+    leases.begin(mine, held)  # nothing is released without a lease any more, and who was replaced gets none
+    adopted = replay.adopt(other, held.id)
+    with pytest.raises(ReceiptError, match="resumed"):
+        leases.extend(mine, held, 1)
+    assert leases.extend(other, adopted, 1) == 1
 
 
 def test_tokens_end(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,6 +161,33 @@ def test_one_unit_has_one_name(serve: Making) -> None:
         assert served.drain()
         assert [ask("é"), ask(unit_id="é"), ask(unit_id="e\u0301")] == [200] * 3
         assert served._waiting.ids == ["é"] * 3
+        twice = [("X-Unit-Id", "somebody else"), ("X-Unit-Id", "17")]  # the client's own, and the gateway's behind it
+        assert client.post(ASK, json=question(rows(1)), headers=twice).status_code == 400
+        assert len(served._waiting.ids) == 3
+
+
+def test_no_spelling_of_an_id_stops_the_stream(serve: Making) -> None:
+    """JSON can name half a character (a lone surrogate), which UTF-8 has no bytes for."""
+    served = serve(unit="patient")
+    with serving(model_app(served)) as port:
+        for unit in ("a", "\ud800", "\udfff", "b"):
+            body = json.dumps(question(rows(1), unit_id=unit)).encode()
+            answer = httpx.post(f"http://127.0.0.1:{port}{ASK}", content=body, timeout=60.0)
+            assert answer.status_code == 200
+        assert served.drain()
+    assert (served.stopped, served.version) == (None, 1)
+
+
+def test_after_a_restart_no_row_decides_whether_the_stream_goes_on(serve: Making) -> None:
+    """Pixels from 0 to 255 are refused before the charge; after it they would be told from other rows by the stop."""
+    first = serve()
+    first.predict(rows(4))
+    assert first.drain()
+    first.close()
+    second = serve()
+    second.predict(torch.randint(0, 256, (4, 1, 28, 28)).float())
+    assert second.drain()
+    assert (second.stopped, second.version) == (None, 2)
 
 
 class Talkative(nn.Module):

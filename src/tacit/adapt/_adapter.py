@@ -173,7 +173,7 @@ class Adapter:
         )
         self.unit = Unit(unit)
         self.has_unit_ids = False  # whether every batch came with unit_ids=
-        self.steps = 0  # batches seen, or given up after a kill: the number of the next one
+        self.steps, self.resumed = 0, False  # batches seen, or given up after a kill: the number of the next one
         self.optimize = {"kind": optimizer, "lr": lr, "momentum": momentum}
         if lr == "auto":
             noise = 0.0 if self.stream is None else self.stream.noise_multiplier
@@ -216,7 +216,7 @@ class Adapter:
             if count_rows(images) == 0:
                 return self._step.predict(blank_rows(self.model, images, 2))[:0]
             if self._kind is None:
-                refuse_pixels(images)
+                refuse_pixels(images, charged=self.resumed)
                 self._prepare(blank_rows(self.model, images, self._few))
             finite = finite_rows(images)
             shown = images if bool(finite.all()) else change(images, finite_values)

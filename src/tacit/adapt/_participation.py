@@ -66,11 +66,13 @@ class Participation:
         """From now on note every step in a file as well, beginning with those so far."""
         if self._path == path:
             return
-        self._path = path
+        before, self._path = self._path, path
         past = [_line(last - i, [unit]) for unit, (times, last) in self._seen.items() for i in reversed(range(times))]
         path.unlink(missing_ok=True)
         _append(path, "".join(past))
         self._read = path.stat().st_size
+        if before is not None:
+            before.unlink(missing_ok=True)  # whoever resumes by it would not know who comes from now on
 
     def _may(self, unit: int, step: int) -> bool:
         times, last = self._seen.get(unit, (0, -1))
@@ -104,7 +106,8 @@ def numbered(ids: Any, rows: int) -> Tensor:
     """
     try:
         if not isinstance(ids, Tensor | str) and len(ids) and all(isinstance(each, str) for each in ids):
-            ids = [int.from_bytes(blake2b(each.encode(), digest_size=8).digest(), "big") >> 1 for each in ids]
+            raw = [each.encode("utf-8", "surrogatepass") for each in ids]  # any string: none stops a stream
+            ids = [int.from_bytes(blake2b(each, digest_size=8).digest(), "big") >> 1 for each in raw]
         labels = torch.as_tensor(ids).cpu()
     except (TypeError, ValueError, RuntimeError):
         labels = torch.empty(0)

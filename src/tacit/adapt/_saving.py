@@ -23,7 +23,7 @@ from tacit import _checkpoints as checkpoints
 from tacit.adapt._adapter import Adapter
 from tacit.adapt._noise import NoisyStream
 from tacit.adapt._strain import Strain
-from tacit.privacy import leases
+from tacit.privacy import Unit, leases
 from tacit.privacy.leases import Secret
 
 VERSION = 1
@@ -144,7 +144,8 @@ def _resume(adapter: Adapter, stream: NoisyStream, facts: dict[str, Any], privat
     folder = checkpoints.private_folder(ledger, private)
     stream.refuse_stranger(ledger.receipt(receipt_id))
     participation, file = (folder / f"tacit-{receipt_id}.{kind}" for kind in (_WHO, "secret"))
-    if facts["units"] and not participation.exists():
+    # Whoever takes part is noted in a file that is there from the first save on, also where nobody had come by then.
+    if (facts["units"] or adapter.unit != Unit.SAMPLE) and not participation.exists():
         raise ValueError(f"Who took part is not in {participation}: say where it is with private=.")
     adapter.participation.resume(participation)
     secret = _unpack_secret(file.read_bytes()) if file.exists() else None
@@ -240,6 +241,7 @@ def _restore(adapter: Adapter, tensors: dict[str, Tensor], facts: dict[str, Any]
     adapter.memory.ema_entropy, adapter.memory.bound = facts["ema_entropy"], facts["bound"]
     adapter.generator.set_state(tensors["generator"])
     adapter.steps, adapter.has_unit_ids = facts["steps"], facts["has_unit_ids"]
+    adapter.resumed = True
 
 
 def _pack_secret(secret: Secret) -> bytes:

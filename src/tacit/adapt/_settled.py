@@ -36,9 +36,12 @@ def check_classes(classes: Tensor | None, count: int) -> None:
         raise ValueError(f"classes is a bool per class of the model: {count} of them, two or more true.")
 
 
-def refuse_pixels(images: Any) -> None:
-    """Refuse rows that are pixels from 0 to 255 as floats; before any charge, and only if all of several agree."""
-    if isinstance(images, Tensor) and pixels_0_to_255(list(images)):
+def refuse_pixels(images: Any, *, charged: bool) -> None:
+    """Refuse rows that are pixels from 0 to 255 as floats; before any charge, and only if all of several agree.
+
+    In a stream that is `charged` (it was resumed) no row decides an error any more.
+    """
+    if not charged and isinstance(images, Tensor) and pixels_0_to_255(list(images)):
         raise ValueError(
             "These rows are whole numbers from 0 to 255, as floats: divide by 255 first (and see normalize=). A model "
             "that takes such numbers can be wrapped in one that multiplies. Nothing was charged."

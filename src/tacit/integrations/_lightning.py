@@ -87,7 +87,7 @@ class PrivateTraining(lightning.Callback):  # type: ignore[misc]
             unit_ids=self._unit_ids,
             autocast=_PRECISIONS[str(trainer.precision)],
             stateful=schedulers if self._privacy.checkpoint is not None else None,
-            **self._privacy.options(),
+            **self._privacy.options(self._private),
         )
         self._private = private
         source.instance = private.loader

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tacit import Curator, Ledger, Neighbours, Unit
+from tacit.finetune import PrivateLoop
 from tacit.gradients import Policy
 
 _NOT_PASSED_ON = ("public_evaluation",)
@@ -25,7 +26,7 @@ class PrivacyArguments:
         neighbours: The neighbouring relation.
         rows_each: The most rows of a unit shown in one step.
         microbatch: The most rows in memory at a time.
-        ledger: Where the run is charged.
+        ledger: Where the run is charged; by default in memory, where a trainer that trains again is charged, too.
         subject: The data set's name in the ledger.
         checkpoint: A file by which a killed run is resumed, by running the same program again.
         every: Steps between checkpoints.
@@ -53,9 +54,15 @@ class PrivacyArguments:
     curator: Curator | None = None
     public_evaluation: bool = False
 
-    def options(self) -> dict[str, Any]:
-        """The arguments of `make_private`."""
+    def options(self, before: PrivateLoop | None) -> dict[str, Any]:
+        """The arguments of `make_private`; `before` is the loop that the same trainer had before, if it had one.
+
+        Formal guarantee: without a ledger of its own, a trainer that trains again is charged where it was before, in
+        memory. Else the model would hold two runs and promise one.
+        """
         found = {each.name: getattr(self, each.name) for each in fields(self)}
+        if before is not None and self.ledger is None:
+            found["ledger"] = before.ledger
         return {name: value for name, value in found.items() if name not in _NOT_PASSED_ON}
 
     def check_evaluation(self, what: str) -> None:

@@ -121,7 +121,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
         model, planned = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-        options = self._privacy.options()
+        options = self._privacy.options(self._private)
         if self._accumulated > 1 and options["microbatch"] is None:
             options["microbatch"] = self._train_batch_size
         kept = {"scheduler": self.lr_scheduler} if self._privacy.checkpoint is not None else None

@@ -57,6 +57,7 @@ class _ReceiptState:
     search: Receipt | None = None  # of which this receipt pays for a trial
     holder: str | None = None  # the name under which the ledger's chain knows this process
     leased: int | None = None  # no release from this number on; None: it was never leased
+    replays: bool = False  # whether its releases may be made again, by its key: none may have other noise then
     overtaken: bool = False  # whether a newer holder in this process has the same key
     process: object | None = field(default_factory=lambda: _process)
     lock: threading.Lock = field(default_factory=threading.Lock)

@@ -136,7 +136,9 @@ def _protocol(app: FastAPI, model: Served, name: str) -> None:
         return {"name": name, "ready": True}
 
     @app.post("/v2/models/{asked}/infer", response_model=schemas.InferenceResponse, responses=_ERRORS)
-    def infer(asked: str, request: schemas.InferenceRequest, x_unit_id: Annotated[str | None, Header()] = None) -> Any:
+    def infer(
+        asked: str, request: schemas.InferenceRequest, x_unit_id: Annotated[list[str] | None, Header()] = None
+    ) -> Any:
         """Predict with the released parameters; the rows are used for adaptation afterwards."""
         known(asked)
         rows = _rows(request.inputs[0])
@@ -204,8 +206,11 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-def _unit_ids(request: schemas.InferenceRequest, header: str | None, rows: int) -> list[str] | None:
-    """Whose rows they are. Who is named in the header (by a gateway, say) cannot be renamed in the body."""
+def _unit_ids(request: schemas.InferenceRequest, headers: list[str] | None, rows: int) -> list[str] | None:
+    """Whose rows they are. Who is named in the header (by a gateway, say) cannot be renamed by who asks."""
+    if headers is not None and len(headers) != 1:
+        raise ValueError("The header X-Unit-Id is there more than once: say it once.")
+    header = None if headers is None else headers[0]
     said = {**(request.parameters or {}), **(request.inputs[0].parameters or {})}
     named = said.get("unit_ids", said.get("unit_id"))
     of_all = None if header is None else _unit_id(header.encode("latin-1").decode("utf-8", "replace"))

@@ -19,6 +19,8 @@ class ScopedBook(Book):
 
     Formal guarantee: no verb reaches a subject that the token is not for, be it named, meant by a receipt, or listed.
     Only the token that asked for a charge settles it: what one client may still release on, no other gets refunded.
+    Nor does another one lease or adopt it before the chain names a holder: until then who charged may release all of it
+    without a word, and two would release what one has paid for.
     """
 
     def __init__(self, book: DatabaseBook, token: Token, tokens: Tokens) -> None:
@@ -72,11 +74,11 @@ class ScopedBook(Book):
         return self._book.held(receipt)
 
     def give(self, receipt: str, holder: str, kind: str, upto: int | None, facts: dict[str, Any]) -> int:
-        self._allow(Role.CHARGE, self._subject_of(receipt))
+        self._allow_holding(receipt)
         return self._book.give(receipt, holder, kind, upto, facts)
 
     def hand_over(self, receipt: str, holder: str, how: str, proof: str, used: int) -> tuple[int, bool]:
-        self._allow(Role.CHARGE, self._subject_of(receipt))
+        self._allow_holding(receipt)
         return self._book.hand_over(receipt, holder, how, proof, used)
 
     def entries(self, subject: str | None, after: int = 0, most: int | None = None) -> list[Entry]:
@@ -113,6 +115,11 @@ class ScopedBook(Book):
             if self.only is None:
                 raise
             raise Forbidden("This token is not for that receipt.") from None  # whether there is one or not
+
+    def _allow_holding(self, receipt: str) -> None:
+        self._allow(Role.CHARGE, self._subject_of(receipt))
+        if self._book.held(receipt) is None and not self._tokens.claimed(receipt, self._token.id):
+            raise Forbidden(f"Receipt {receipt[:8]} was charged with another token, whose releases it pays for.")
 
     def _allow(self, role: Role, subject: str | None = None) -> None:
         if not self._token.may(role, subject):

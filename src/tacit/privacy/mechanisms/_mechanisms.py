@@ -330,6 +330,11 @@ def bound_of(query: GridSum, norm: Norm, receipt: Receipt) -> float:
     """
     if not isinstance(query, GridSum):
         raise ReceiptError("A query carries its bounds: make it with tacit.privacy.grid_sum.")
+    if isinstance(receipt, Receipt) and receipt._state.replays and not receipt.seeded:
+        raise ReceiptError(
+            f"The key of receipt {receipt.id[:8]} was kept, so that its releases may be made again; a query's noise "
+            "is not drawn from a key: the second time it would be another release. Charge the query by itself."
+        )
     if not isinstance(receipt, Receipt) or is_sampled(receipt.event):
         return query.bound(norm, Neighbours.ADD_REMOVE)
     return query.bound(norm, receipt.neighbours)

@@ -9,7 +9,7 @@ from torch import Tensor
 from tacit.privacy import _grids as grids
 from tacit.privacy._grids import Grid
 from tacit.privacy._queries import BoundedSum
-from tacit.privacy._receipts import Receipt
+from tacit.privacy._receipts import Receipt, ReceiptError
 from tacit.privacy.mechanisms._mechanisms import _bounds, _grids, _joint, _take_gaussian
 
 
@@ -28,21 +28,26 @@ class GaussianShards:
         noise: A multiplier per block, as in ``gaussian``.
 
     Raises:
-        ReceiptError: The receipt does not cover this release.
+        ReceiptError: The receipt does not cover this release, or is one for a rehearsal.
     """
 
     def __init__(self, like: BoundedSum, receipt: Receipt, *, noise: Mapping[str, float] | None = None) -> None:
         bounds = _bounds(like)
-        event, self._release, self._key = _take_gaussian(receipt, _joint(bounds))
+        event, self._release, key = _take_gaussian(receipt, _joint(bounds))
+        if receipt._state.rehearsal:  # there every mechanism puts zeros in the sum's place, and this one never sees it
+            raise ReceiptError("A release in shards cannot be rehearsed: its noise would be added to the true sum.")
         self.grids: dict[str, Grid] = _grids(like, bounds, event.noise_multiplier, noise)
         self._shapes = {name: value.shape for name, value in like.sum.items()}
+        self._once = iter([key])  # handed out to one, also of several threads
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """Each tensor's standard normals in turn. Private, and drawn once."""
+        """Each tensor's standard normals in turn. Private, and drawn once: on a second sum they would give it away."""
+        key = next(self._once, None)
+        if key is None:
+            raise ReceiptError("The noise of this release was drawn already: each release has noise of its own.")
         sizes = [shape.numel() for shape in self._shapes.values()]
-        parts = self._key.normals_in_parts(self._release, sizes)
-        for (name, shape), part in zip(self._shapes.items(), parts, strict=True):
-            yield name, part.view(shape)
+        parts = key.normals_in_parts(self._release, sizes)
+        return ((name, part.view(shape)) for (name, shape), part in zip(self._shapes.items(), parts, strict=True))
 
 
 def add_shard(value: Tensor, noise: Tensor, grid: Grid) -> Tensor:

@@ -6,7 +6,8 @@ noise for them would release them twice; so they are computed again with the noi
 Formal guarantee: a receipt is resumed only with the key that was kept when it was new (the ledger has its digest), by
 one process at a time (the last one that the chain names; an older one can lease and settle nothing). Replaying release
 t with the same key, the same model and the same data gives the value that was, or would have been, released: nothing
-new about anybody. That model and data are the same is the caller's to check, by fingerprints, before it replays; that
+new about anybody. Small queries get noise that no key draws again (OpenDP's samplers), so they are refused on a receipt
+whose key was kept. That model and data are the same is the caller's to check, by fingerprints, before it replays; that
 the machine computes the same to the last bit is an assumption.
 
 A process that was overtaken and still runs has the same key. Within this process its receipt stops at once. In another
@@ -37,6 +38,7 @@ def keep(ledger: Ledger, receipt: Receipt) -> str:
         raise ReceiptError("A stream is saved and resumed through tacit.privacy.leases.")
     check_charged(receipt)
     resuming.stop_at_start(receipt)  # nothing is released that the chain does not know was given away
+    receipt._state.replays = True
     secret = receipt._key.secret()
     ledger._book.give(receipt.id, resuming.holder_of(receipt), "kept", None, {"key": _digest(secret)})
     resuming.remember(receipt)
@@ -54,6 +56,7 @@ def resume(ledger: Ledger, receipt_id: str, secret: str, used: int) -> tuple[Rec
     made, _ = ledger._book.hand_over(receipt_id, holder, "replay", _digest(secret), used)
     resuming.overtake(receipt_id)
     receipt = resuming.issue(stated, NoiseKey.from_secret(secret, seeded=stated.seeded), holder, used=used)
+    receipt._state.replays = True
     resuming.remember(receipt)
     return receipt, made
 

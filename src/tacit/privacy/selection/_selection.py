@@ -102,7 +102,7 @@ class SelectionTrial:
             bound=search.bound,
             seeded=search.seeded,
         )
-        receipt._state.search = search
+        receipt._state.search, receipt._state.rehearsal = search, search._state.rehearsal
         return receipt.issued(key)
 
     def __repr__(self) -> str:
