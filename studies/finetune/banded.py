@@ -1,10 +1,10 @@
 """Banded noise with cyclic Poisson sampling against DP-SGD at the same epsilon: one pass over features of a frozen net.
 
-    python -m studies.finetune.banded FEATURES.npz OUT [--epsilon 1] [--private 3000] [--steps 60] [--seeds 5]
+    python -m studies.finetune.banded FEATURES.npz OUT [--epsilon 1] [--private 3000] [--steps 60] [--tries 2] [--seeds 5]
 
 FEATURES.npz is what studies/prepare makes; OUT keeps every run, so that a second call goes on where the first ended. A
 linear head on rows of norm 1, batches of private / steps rows, no momentum, unit clip, delta 1e-5, zero-out. Each arm
-(`--arms`) has the same six learning rates with two seeds; the best of them on the test rows gets `seeds` in all, and is
+(`--arms`) has the same six learning rates with `tries` seeds; the best of them on the test rows gets `seeds` in all, and is
 marked if it lies at the edge. HyFreeDP begins at three rates and has as many seeds of each. Data are declared public.
 The epsilon of each noise is derived again with dp_accounting alone.
 """
@@ -104,6 +104,7 @@ def main() -> None:
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--private", type=int, default=3_000)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--tries", type=int, default=2, help="runs of each learning rate, by which it is chosen")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--arms", nargs="*", default=[*ARMS, "HyFreeDP"])
     options = parser.parse_args()
@@ -131,7 +132,7 @@ def main() -> None:
     print("|---|---:|---:|---:|---:|")
     for arm in options.arms:
         rates = STARTS if arm == "HyFreeDP" else RATES
-        seen = run([cell(arm, lr, seed) for seed in (0, 1) for lr in rates])
+        seen = run([cell(arm, lr, seed) for seed in range(options.tries) for lr in rates])
         best = max(rates, key=functools.partial(mean, seen, arm))
         chosen = rates if arm == "HyFreeDP" else (best,)
         for lr in chosen:
