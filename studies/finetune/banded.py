@@ -1,12 +1,12 @@
 """Banded noise with cyclic Poisson sampling against DP-SGD at the same epsilon: one pass over features of a frozen net.
 
-    python -m studies.finetune.banded FEATURES.npz OUT [--epsilon 1] [--private 3000] [--steps 60] [--tries 2] [--seeds 5]
+    python -m studies.finetune.banded FEATURES.npz OUT [--epsilon 1] [--steps 60] [--tries 2] [--seeds 5]
 
 FEATURES.npz is what studies/prepare makes; OUT keeps every run, so that a second call goes on where the first ended. A
 linear head on rows of norm 1, batches of private / steps rows, no momentum, unit clip, delta 1e-5, zero-out. Each arm
-(`--arms`) has the same six learning rates with `tries` seeds; the best of them on the test rows gets `seeds` in all, and is
-marked if it lies at the edge. HyFreeDP begins at three rates and has as many seeds of each. Data are declared public.
-The epsilon of each noise is derived again with dp_accounting alone.
+(`--arms`) has the same six learning rates with `tries` seeds; the best of them on the test rows gets `seeds` in all
+and is marked if it lies at the edge. HyFreeDP begins at three rates, with as many seeds of each. Data are declared
+public. The epsilon of each noise is derived again with dp_accounting alone.
 """
 
 from __future__ import annotations
