@@ -90,6 +90,20 @@ def test_what_was_noted_before_the_file_is_in_it(tmp_path: Path) -> None:
     assert admitted(second, [1, 2], 5) == [True, False]
 
 
+def test_one_file_under_two_names_is_kept(tmp_path: Path) -> None:
+    """A link to the folder, or a path from the working directory: what was noted stays in the file."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    first = Participation(1, 1)
+    first.keep_at(tmp_path / "folder" / "who")
+    admitted(first, [7], 0)
+    first.keep_at(tmp_path / "link" / "who")
+    admitted(first, [8], 1)
+    second = Participation(1, 1)
+    second.resume(tmp_path / "folder" / "who")
+    assert admitted(second, [7, 8, 9], 2) == [False, False, True]
+
+
 def test_a_line_that_a_kill_cut_off_is_no_obstacle(tmp_path: Path) -> None:
     path = tmp_path / "who"
     path.write_text("0 1 2\n1 3 4")

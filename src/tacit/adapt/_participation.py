@@ -71,8 +71,8 @@ class Participation:
         path.unlink(missing_ok=True)
         _append(path, "".join(past))
         self._read = path.stat().st_size
-        if before is not None:
-            before.unlink(missing_ok=True)  # whoever resumes by it would not know who comes from now on
+        if before is not None and before.exists() and not before.samefile(path):
+            before.unlink()  # whoever resumes by it would not know who comes from now on
 
     def _may(self, unit: int, step: int) -> bool:
         times, last = self._seen.get(unit, (0, -1))
