@@ -224,9 +224,42 @@ def test_moments_in_torch_are_those_of_the_kernel(far: float) -> None:
     x = far + torch.randn(5, 4, 6, 7, generator=generator)
     source = _Source(far + torch.rand(4, generator=generator), 0.5 + torch.rand(4, generator=generator), 1e-5)
     for given in (x, x.double(), x.to(memory_format=torch.channels_last), x[:, :, 0, 0]):
-        for found, wanted in zip(source.moments(given), source.in_torch(given.float()), strict=True):
-            assert found.dtype == torch.float32
-            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+        found = torch.full((5, 2, 9), torch.nan)  # columns of a larger matrix, as `watched` has them
+        source.moments(given, found.transpose(0, 1)[..., 3:7])
+        torch.testing.assert_close(
+            found[..., 3:7].transpose(0, 1), source.in_torch(given.float()), rtol=1e-4, atol=1e-4
+        )
+        assert bool(found[..., [0, 1, 2, 7, 8]].isnan().all())
+
+
+@pytest.mark.parametrize("again", [lambda x: x[:1], lambda x: x.repeat(2, 1, 1, 1)])
+def test_a_layer_that_sees_other_rows_than_the_batch_is_refused(again: Any) -> None:
+    class Other(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.BatchNorm2d(1), nn.BatchNorm2d(1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.second(again(x))
+            return self.first(x).flatten(1)[:, :4]
+
+    ledger = Ledger("sqlite://")
+    with pytest.raises(ValueError, match="see the rows of the batch"):
+        private(model=Other().double().eval(), ledger=ledger, subject="people")(images())
+    assert ledger.spent("people").epsilon == 0
+
+
+def test_a_layer_that_is_used_twice_has_the_mean_of_its_uses() -> None:
+    layer = nn.BatchNorm1d(3)
+    statistics = BatchStatistics(nn.Sequential(layer))
+    first, second = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(2)).unbind()
+    with statistics.watched() as noted:
+        layer.eval()(first), layer(second), layer(2 * first)
+    each = [
+        torch.cat(list(_Source(torch.zeros(3), torch.ones(3), layer.eps).in_torch(x)), 1)
+        for x in (first, second, 2 * first)
+    ]
+    torch.testing.assert_close(noted[0], torch.stack(each).mean(0))
 
 
 def test_layers_are_set_one_by_one_as_together() -> None:

@@ -191,7 +191,7 @@ class Clipped(Step):
             seen = self.see(model, images)
         self._tail = seen.logits.shape[1:]
         flat = seen.logits.detach().flatten(1)
-        return seen, torch.cat([flat, *(part.to(flat.dtype) for part in noted[0])], 1)
+        return seen, torch.cat([flat, noted[0].to(flat.dtype)], 1)
 
     def _loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The loss of each row, and its logits (with what else is given out beside them).

@@ -34,12 +34,13 @@ class _Source:
         # E (x - m)^2 from E x^2 saves a copy of the map, and loses digits where m is many deviations
         self._far = bool((self._mean * self._scale).abs().max() > _FAR)
 
-    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean over a row's positions of z, and of z^2 - 1, for every channel: float32."""
+    def moments(self, x: Tensor, out: Tensor) -> None:
+        """The mean over a row's positions of z, and of z^2 - 1, for every channel: (2, rows, channels), float32."""
         x = x.float()
-        return channel_moments(x, self._mean, self._scale) or self.in_torch(x)
+        if channel_moments(x, self._mean, self._scale, out) is None:
+            out.copy_(self.in_torch(x))
 
-    def in_torch(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def in_torch(self, x: Tensor) -> Tensor:
         """The same, in two passes over the map, for whatever the compiled kernel does not take."""
         x = x.flatten(2) if x.dim() > 2 else x[..., None]
         if self._far:
@@ -50,7 +51,7 @@ class _Source:
         if not self._far:
             shift = shift - self._mean
             square = square - self._mean * (self._mean + 2 * shift)
-        return shift * self._scale, square * self._scale.square() - 1
+        return torch.stack([shift * self._scale, square * self._scale.square() - 1])
 
 
 class BatchStatistics:
@@ -90,17 +91,31 @@ class BatchStatistics:
         self.noise = 0.0  # the variance that noise has left in each of them
 
     @contextmanager
-    def watched(self) -> Iterator[list[list[Tensor]]]:
+    def watched(self) -> Iterator[list[Tensor]]:
         """While a model runs, its forward notes the moments of its BatchNorm layers' inputs.
 
-        That is one list of matrices, which side by side are rows x `width`.
+        That is one matrix, rows x `width`; of a layer that is used several times, the mean over its uses.
         """
-        found: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        noted: list[list[Tensor]] = []
+        uses = [0] * len(self.layers)
+        noted: list[Tensor] = []
+        parts: list[Tensor] = []  # of the matrix, for each layer: (2, rows, channels)
 
         def look(place: int) -> Any:
             def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-                found.setdefault(place, []).append(self._seen[place].moments(inputs[0].detach()))
+                x = inputs[0].detach()
+                if not parts:
+                    noted.append(torch.empty(len(x), self.width, dtype=torch.float32, device=x.device))
+                    parts.extend(noted[0].view(len(x), 2, -1).transpose(0, 1).split(self._sizes, 2))
+                mine = parts[place]
+                if x.shape[:2] != mine.shape[1:]:
+                    raise ValueError("Private statistics need BatchNorm layers that see the rows of the batch.")
+                uses[place] += 1
+                if uses[place] == 1:
+                    self._seen[place].moments(x, mine)
+                else:
+                    again = torch.empty_like(mine)
+                    self._seen[place].moments(x, again)
+                    mine.lerp_(again, 1 / uses[place])
 
             return hook
 
@@ -110,9 +125,8 @@ class BatchStatistics:
         finally:
             for handle in handles:
                 handle.remove()
-            if len(found) == len(self.layers):
-                parts = [_mean_of_uses(found[place]) for place in sorted(found)]
-                noted.append([part[i] for i in (0, 1) for part in parts])
+            if not all(uses):
+                noted.clear()  # a layer was not reached
 
     def mix(self, total: Tensor, part: float, size: int, deviation: float) -> None:
         """Take in a released sum whose noise has this standard deviation, and set the layers by it.
@@ -121,7 +135,7 @@ class BatchStatistics:
         is that of a full one.
         """
         self.latest = total.to(self.moments) / size
-        self.moments = (1 - self.rate * part) * self.moments + self.rate * self.latest
+        self.moments = torch.add((1 - self.rate * part) * self.moments, self.latest, alpha=self.rate)
         self.noise = (1 - self.rate * part) ** 2 * self.noise + (self.rate * deviation / size) ** 2
         self.publish()
 
@@ -213,11 +227,3 @@ def _buffer(layer: nn.Module, name: str) -> Tensor:
 
 def _side_by_side(parts: Iterable[Tensor]) -> Tensor:
     return torch.cat([torch.empty(0, dtype=torch.float64), *(part.cpu().double() for part in parts)])
-
-
-def _mean_of_uses(found: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Of a layer that is used several times in a pass."""
-    if len(found) == 1:
-        return found[0]
-    first, second = (torch.stack(each).mean(0) for each in zip(*found, strict=True))
-    return first, second

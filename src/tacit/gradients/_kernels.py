@@ -175,11 +175,13 @@ def outer_norms(u: Tensor, v: Tensor) -> Tensor:
     return found
 
 
-def channel_moments(x: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor] | None:
+def channel_moments(x: Tensor, mean: Tensor, scale: Tensor, out: Tensor | None = None) -> Tensor | None:
     """For each row and channel the means over positions of z and of z^2 - 1, z = (x - mean) scale; None: unsuited.
 
-    x is (rows, channels, …), mean and scale are float32 and (channels,). Sums are float64.
+    x is (rows, channels, …), mean and scale are float32 and (channels,). Sums are float64. The result, or `out`, is
+    (2, rows, channels) and float32; its last dimension has no gaps.
     """
+    out = torch.empty(2, *x.shape[:2]) if out is None else out
     if not (
         x.dtype == mean.dtype == scale.dtype == torch.float32
         and x.device.type == "cpu"
@@ -189,17 +191,20 @@ def channel_moments(x: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Ten
         and mean.shape == scale.shape == x.shape[1:2]  # beyond their ends the kernel would read what lies behind
         and mean.is_contiguous()
         and scale.is_contiguous()
+        and out.dtype == torch.float32
+        and out.device.type == "cpu"
+        and out.shape == (2, *x.shape[:2])  # as above, and it would write there
+        and out.stride(2) == 1
         and kernels_in_use()
     ):
         return None
     rows, channels = x.shape[:2]
-    found = torch.empty(2, rows, channels)
     given = (x.data_ptr(), channels, x.numel() // (rows * channels), mean.data_ptr(), scale.data_ptr())
-    shift, square = found
-    into = (shift.data_ptr(), square.data_ptr())
+    shift = out.data_ptr()
+    into = (shift, shift + 4 * out.stride(0), out.stride(1))
     call = _function("tacit_moments")
     _share(rows, x.numel(), lambda first, last: call(*given, first, last, *into))
-    return shift, square
+    return out
 
 
 def _suits(values: Tensor) -> bool:
@@ -301,7 +306,7 @@ def _function(name: str) -> Callable[..., None]:
         "tacit_row_sum": (pointer, size, pointer, pointer, *[size] * 3, pointer),
         "tacit_square_norms": (pointer, *[size] * 4, pointer),
         "tacit_outer_norms": (pointer, size, size, pointer, *[size] * 4, pointer),
-        "tacit_moments": (pointer, size, size, pointer, pointer, size, size, pointer, pointer),
+        "tacit_moments": (pointer, size, size, pointer, pointer, size, size, pointer, pointer, size),
     }[name]
     return function  # type: ignore[no-any-return]
 

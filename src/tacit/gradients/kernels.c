@@ -252,7 +252,7 @@ void tacit_outer_norms(const float *u, size u_row, size m, const float *v, size 
     }
 }
 
-enum { HALF = LANES / 2, SPAN = 3 * HALF, TALL = 128 };
+enum { HALF = LANES / 2, SPAN = 3 * HALF, TALL = 128, AHEAD = 2048 };
 typedef double doubles __attribute__((vector_size(8 * HALF)));
 
 /* So many floats from here on, as doubles, and the sum of so many doubles; GCC's own code for the first with eight
@@ -271,10 +271,10 @@ static inline double together(doubles values) { return (values[0] + values[1]) +
 #endif
 
 /* For each row n from first to last and each channel c: shift[n][c] = the mean of z and square[n][c] = the mean of z^2,
-   less 1, over positions, for z = (x - mean_c) scale_c; x (rows, channels, positions) without gaps. Differences, their
-   squares and all sums are double; what leaves is rounded to float. */
+   less 1, over positions, for z = (x - mean_c) scale_c; x (rows, channels, positions) without gaps, results in lines of
+   `step`. Differences, their squares and all sums are double; what leaves is rounded to float. */
 void tacit_moments(const float *x, size channels, size positions, const float *mean, const float *scale, size first,
-                   size last, float *shift, float *square) {
+                   size last, float *shift, float *square, size step) {
     const double share = 1.0 / (double)positions;
     for (size n = first; n < last; n++)
         for (size c = 0; c < channels; c++) {
@@ -282,13 +282,16 @@ void tacit_moments(const float *x, size channels, size positions, const float *m
             const double center = mean[c], by = scale[c];
             doubles sums[4] = {{0}}, squared[4] = {{0}};
             size t = 0;
-            for (; t + 4 * HALF <= positions; t += 4 * HALF)
+            for (; t + 4 * HALF <= positions; t += 4 * HALF) {
+                __builtin_prefetch(from + t + AHEAD); /* the map was just written, and is larger than a core's cache */
+                __builtin_prefetch(from + t + AHEAD + 2 * HALF);
 #pragma GCC unroll 4
                 for (int i = 0; i < 4; i++) {
                     const doubles d = widened(from + t + i * HALF) - center;
                     sums[i] += d;
                     squared[i] += d * d;
                 }
+            }
             for (; t + HALF <= positions; t += HALF) {
                 const doubles d = widened(from + t) - center;
                 sums[0] += d;
@@ -301,8 +304,8 @@ void tacit_moments(const float *x, size channels, size positions, const float *m
                 sum += d;
                 squares += d * d;
             }
-            shift[n * channels + c] = (float)(sum * share * by);
-            square[n * channels + c] = (float)(squares * share * (by * by) - 1);
+            shift[n * step + c] = (float)(sum * share * by);
+            square[n * step + c] = (float)(squares * share * (by * by) - 1);
         }
 }
 
