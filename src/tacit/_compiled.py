@@ -22,15 +22,26 @@ _OPTIONS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-fno-fast
 _SECONDS = 120  # that a compiler may take
 
 
-def compiled(source: Path) -> ctypes.CDLL | None:
-    """The library of a source; None without a compiler, or if anything about it fails."""
+def compiled(source: Path, wished: tuple[str, ...] = ()) -> ctypes.CDLL | None:
+    """The library of a source; None without a compiler, or if anything about it fails.
+
+    Args:
+        source: In C.
+        wished: Options that the source can do without, where the compiler does not have them.
+    """
     compiler = shutil.which(os.environ.get("CC") or "cc")
     if os.environ.get("TACIT_KERNELS") == "0" or compiler is None or os.name != "posix":
         return None
-    try:
-        return ctypes.CDLL(str(_library(source, compiler)))
-    except (OSError, RuntimeError, subprocess.SubprocessError):  # no folder to write to, no home, a failing compiler
-        return None
+    for options in dict.fromkeys([(*_OPTIONS, *wished), _OPTIONS]):
+        try:
+            return ctypes.CDLL(str(_library(source, compiler, options)))
+        except (
+            OSError,
+            RuntimeError,
+            subprocess.SubprocessError,
+        ):  # no folder to write to, no home, a failing compiler
+            continue
+    return None
 
 
 def processor() -> bytes:
@@ -42,9 +53,9 @@ def processor() -> bytes:
     return "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model"))})).encode()
 
 
-def _library(source: Path, compiler: str) -> Path:
+def _library(source: Path, compiler: str, options: tuple[str, ...] = _OPTIONS) -> Path:
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_SECONDS, check=True).stdout
-    parts = (source.read_bytes(), " ".join(_OPTIONS).encode(), version, platform.machine().encode(), processor())
+    parts = (source.read_bytes(), " ".join(options).encode(), version, platform.machine().encode(), processor())
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tacit"
     library = folder / f"{source.stem}-{hashlib.sha256(bytes(1).join(parts)).hexdigest()[:32]}.so"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -52,7 +63,7 @@ def _library(source: Path, compiler: str) -> Path:
         raise OSError("Others may write to the cache folder.")
     if not _intact(library):
         with replacing(library, mode=0o700) as partial:
-            command = [compiler, *_OPTIONS, "-o", str(partial), str(source), "-lm"]
+            command = [compiler, *options, "-o", str(partial), str(source), "-lm"]
             subprocess.run(command, capture_output=True, timeout=_SECONDS, check=True)
         write_atomically(library.with_suffix(".digest"), _digest(library), 0o600)
     if not _ours(library):

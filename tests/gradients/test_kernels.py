@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import time
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -265,8 +269,8 @@ def test_moments_of_channels(shape: tuple[int, ...], far: float) -> None:
 
 
 @compiled
-def test_layers_over_threads_are_the_layers_one_by_one() -> None:
-    """The same bits whoever takes a layer, and nothing is lost when one fails."""
+def test_sums_over_threads_are_those_of_one() -> None:
+    """The same bits however many threads there are."""
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(width, width) for width in (64, 64, 64, 64)])
     rows, positions = 40, 20
@@ -276,18 +280,57 @@ def test_layers_over_threads_are_the_layers_one_by_one() -> None:
             torch.set_num_threads(threads)
             engine = Engine(model, lambda net, batch: net(batch).square().mean((1, 2)), clip=0.1)
             found.append(engine(inputs))
-        kept = list(range(50))
-        with pytest.raises(ZeroDivisionError):
-            kernels.over_layers(lambda place: 1 / (place - 7), kept, [1 << 20] * 50)
-        assert kernels.over_layers(lambda place: place + 1, kept, [1 << 20] * 50) == [place + 1 for place in kept]
-        modes = kernels.over_layers(lambda _: torch.is_grad_enabled(), kept, [1 << 20] * 50)
     finally:
         torch.set_num_threads(before)
-    assert not any(modes)
-    assert torch.is_grad_enabled()
     for other in found[1:]:
         for name, value in found[0].sum.items():
             assert torch.equal(value, other.sum[name])
+
+
+@compiled
+def test_a_forked_child_has_its_kernels_and_waits_for_nobody() -> None:
+    """OpenMP's threads stay with the parent: a child that asked for them would wait for ever."""
+    x, mean, scale = torch.randn(64, 8, 40, 40), torch.zeros(8), torch.ones(8)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        wanted = kernels.channel_moments(x, mean, scale)
+        assert wanted is not None
+        child = os.fork()
+        if child == 0:
+            found = kernels.channel_moments(x, mean, scale)
+            same = found is not None and found.numpy().tobytes() == wanted.numpy().tobytes()
+            os._exit(0 if same else 1)
+        deadline = time.monotonic() + 60
+        ended, status = os.waitpid(child, os.WNOHANG)
+        while not ended and time.monotonic() < deadline:
+            time.sleep(0.05)
+            ended, status = os.waitpid(child, os.WNOHANG)
+        if not ended:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    finally:
+        torch.set_num_threads(before)
+    assert ended
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+@compiled
+def test_a_compiler_without_openmp_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten: None) -> None:  # noqa: ARG001
+    x, mean, scale = torch.randn(64, 8, 40, 40), torch.zeros(8), torch.ones(8)
+    wanted = kernels.channel_moments(x, mean, scale)
+    real = shutil.which(os.environ.get("CC") or "cc")
+    poor = tmp_path / "cc"
+    poor.write_text(f'#!/bin/sh\ncase "$*" in *-fopenmp*) exit 1;; esac\nexec {real} "$@"\n')
+    poor.chmod(0o700)
+    monkeypatch.setenv("CC", str(poor))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for cached in (kernels._library, kernels._function):
+        cached.cache_clear()
+    found = kernels.channel_moments(x, mean, scale)
+    assert found is not None
+    assert wanted is not None
+    assert torch.equal(found, wanted)
 
 
 @compiled
@@ -299,7 +342,9 @@ def test_moments_of_odd_rows() -> None:
     found = kernels.channel_moments(x, mean, scale)
     assert found is not None
     assert wanted is not None
-    assert torch.equal(torch.isfinite(torch.cat(list(found), 1)).all(1), torch.tensor([True, False, False, False, True]))
+    assert torch.equal(
+        torch.isfinite(torch.cat(list(found), 1)).all(1), torch.tensor([True, False, False, False, True])
+    )
     for mine, other in zip(found, wanted, strict=True):
         assert torch.equal(mine[[0, 4]], other[[0, 4]])
     for unsuited in (x.double(), x.mT, x[:0], x.bfloat16()):

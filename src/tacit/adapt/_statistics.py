@@ -105,7 +105,7 @@ class BatchStatistics:
                 x = inputs[0].detach()
                 if not parts:
                     noted.append(torch.empty(len(x), self.width, dtype=torch.float32, device=x.device))
-                    parts.extend(noted[0].view(len(x), 2, -1).transpose(0, 1).split(self._sizes, 2))
+                    parts.extend(torch.split(noted[0].view(len(x), 2, -1).transpose(0, 1), self._sizes, 2))
                 mine = parts[place]
                 if x.shape[:2] != mine.shape[1:]:
                     raise ValueError("Private statistics need BatchNorm layers that see the rows of the batch.")

@@ -12,13 +12,9 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -29,12 +25,7 @@ from tacit._compiled import processor as _processor
 LONGEST = 128  # positions in one product, as in kernels.c
 LANES, TERMS = (8, 16), 1024  # of a scalar product: side by side (by processor), and at a time in float32
 _SOURCE = Path(__file__).with_name("kernels.c")
-_ALONE = 1 << 22  # multiplications below which a second thread costs more than it saves
-_POOLS: dict[int, ThreadPoolExecutor] = {}
-_WORKER = threading.local()  # .busy: this thread is one of several that take layer after layer
-
-Item = TypeVar("Item")
-Found = TypeVar("Found")
+_ALONE = 1 << 17  # multiplications below which a second thread costs more than it saves
 
 
 def kernels_in_use() -> bool:
@@ -68,8 +59,7 @@ def weighted_sum(u: Tensor, v: Tensor, weights: Tensor, left_out: Tensor | None,
     weights = weights.contiguous()
     skip = torch.zeros(rows, dtype=torch.bool) if left_out is None else left_out.contiguous()
     given = (*_described(u), *_described(v), weights.data_ptr(), skip.data_ptr(), rows, positions, run, k)
-    call = _function("tacit_weighted_sum")
-    _share(m, rows * positions * m * k, lambda first, last: call(*given, first, last, total.data_ptr()))
+    _share("weighted_sum", m, rows * positions * m * k, *given, total.data_ptr())
     return total
 
 
@@ -83,8 +73,7 @@ def outer_sum(u: Tensor, v: Tensor, weights: Tensor, left_out: Tensor | None) ->
     weights = weights.contiguous()
     skip = torch.zeros(rows, dtype=torch.bool) if left_out is None else left_out.contiguous()
     given = (u.data_ptr(), u.stride(0), v.data_ptr(), v.stride(0), weights.data_ptr(), skip.data_ptr(), rows, k)
-    call = _function("tacit_outer_sum")
-    _share(m, rows * m * k, lambda first, last: call(*given, first, last, total.data_ptr()))
+    _share("outer_sum", m, rows * m * k, *given, total.data_ptr())
     return total
 
 
@@ -97,8 +86,7 @@ def row_sum(values: Tensor, weights: Tensor, left_out: Tensor | None) -> Tensor 
     weights = weights.contiguous()
     skip = torch.zeros(rows, dtype=torch.bool) if left_out is None else left_out.contiguous()
     given = (values.data_ptr(), values.stride(0), weights.data_ptr(), skip.data_ptr(), rows)
-    call = _function("tacit_row_sum")
-    _share(width, values.numel(), lambda first, last: call(*given, first, last, total.data_ptr()))
+    _share("row_sum", width, values.numel(), *given, total.data_ptr())
     return total
 
 
@@ -108,8 +96,7 @@ def ghost(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     found = torch.empty(3, rows, dtype=torch.float64)
     given = (*_described(u), m, *_described(v), k, positions)
     into = [part.data_ptr() for part in found]
-    call = _function("tacit_ghost")
-    _share(rows, rows * positions * positions * (m + k), lambda first, last: call(*given, first, last, *into))
+    _share("ghost", rows, rows * positions * positions * (m + k), *given, *into)
     return found[0], found[1], found[2]
 
 
@@ -144,12 +131,7 @@ def _norm_sums(
 ) -> tuple[Tensor, Tensor]:
     gain, shift = torch.empty(rows, width), torch.empty(rows, width)
     given = (*g, *x, mean.data_ptr(), rstd.data_ptr(), positions, width)
-    into = (gain.data_ptr(), shift.data_ptr())
-    call, work = _function("tacit_norm_sums"), 2 * rows * positions * width
-    if work < _ALONE:
-        call(*given, 0, rows, *into)
-    else:
-        _share(rows, work, lambda first, last: call(*given, first, last, *into))
+    _share("norm_sums", rows, 2 * rows * positions * width, *given, gain.data_ptr(), shift.data_ptr())
     return gain, shift
 
 
@@ -159,9 +141,7 @@ def square_norms(values: Tensor) -> Tensor | None:
         return None
     rows, width = values.shape
     found = torch.empty(rows, dtype=torch.float64)
-    given = (values.data_ptr(), values.stride(0), width)
-    call = _function("tacit_square_norms")
-    _share(rows, values.numel(), lambda first, last: call(*given, first, last, found.data_ptr()))
+    _share("square_norms", rows, values.numel(), values.data_ptr(), values.stride(0), width, found.data_ptr())
     return found
 
 
@@ -170,8 +150,7 @@ def outer_norms(u: Tensor, v: Tensor) -> Tensor:
     (rows, _, m), k = u.shape, v.shape[2]
     found = torch.empty(rows, dtype=torch.float64)
     given = (u.data_ptr(), u.stride(0), m, v.data_ptr(), v.stride(0), k)
-    call = _function("tacit_outer_norms")
-    _share(rows, rows * (m + k), lambda first, last: call(*given, first, last, found.data_ptr()))
+    _share("outer_norms", rows, rows * (m + k), *given, found.data_ptr())
     return found
 
 
@@ -201,9 +180,7 @@ def channel_moments(x: Tensor, mean: Tensor, scale: Tensor, out: Tensor | None =
     rows, channels = x.shape[:2]
     given = (x.data_ptr(), channels, x.numel() // (rows * channels), mean.data_ptr(), scale.data_ptr())
     shift = out.data_ptr()
-    into = (shift, shift + 4 * out.stride(0), out.stride(1))
-    call = _function("tacit_moments")
-    _share(rows, x.numel(), lambda first, last: call(*given, first, last, *into))
+    _share("moments", rows, x.numel(), *given, shift, shift + 4 * out.stride(0), out.stride(1))
     return out
 
 
@@ -228,90 +205,36 @@ def _described(t: Tensor) -> tuple[int, int, int]:
     return t.data_ptr(), t.stride(0), t.stride(1)
 
 
-def over_layers(action: Callable[[Item], Found], layers: Sequence[Item], sizes: Sequence[int]) -> list[Found]:
-    """What the action gives for each layer, in their order; over torch's number of threads, if that pays.
-
-    A thread has whole layers, the next largest that nobody has taken: the kernels of one layer after the other, each
-    over all threads, waited for each other at every layer. Who takes a layer changes nothing in it.
-
-    Args:
-        action: Called without gradients; its time is that of the kernels.
-        layers: What it is called with.
-        sizes: How many numbers each has, about: each is multiplied some tens of times.
-
-    Returns:
-        The results.
-    """
-    threads = min(torch.get_num_threads(), len(layers))
-    if threads < 2 or 32 * sum(sizes) < _ALONE or not kernels_in_use():
-        return [action(layer) for layer in layers]
-    queue = iter(sorted(range(len(layers)), key=lambda place: -sizes[place]))
-    found: dict[int, Found] = {}
-
-    def take() -> None:
-        _WORKER.busy = True
-        try:
-            with torch.no_grad():  # each thread has its own mode
-                for place in queue:
-                    found[place] = action(layers[place])
-        finally:
-            _WORKER.busy = False
-
-    others = [_pool(threads).submit(take) for _ in range(threads - 1)]
-    try:
-        take()
-    finally:
-        wait(others)  # nothing of this step may go on after it
-    for other in others:
-        other.result()
-    return [found[place] for place in range(len(layers))]
+def _share(kernel: str, parts: int, work: int, *given: int) -> None:
+    """Run a kernel over torch's number of threads, if that pays; in a forked child alone (OpenMP would not return)."""
+    run, function = _function(kernel)
+    threads = 1 if work < _ALONE or _forked else min(torch.get_num_threads(), parts)
+    run(function, (ctypes.c_ssize_t * len(given))(*given), parts, threads)
 
 
-def _share(parts: int, work: int, do: Callable[[int, int], None]) -> None:
-    """Over torch's number of threads, if that pays."""
-    threads = min(torch.get_num_threads(), parts)
-    if threads < 2 or work < _ALONE or getattr(_WORKER, "busy", False):
-        do(0, parts)
-        return
-    edges = [parts * i // threads for i in range(threads + 1)]
-    others = [_pool(threads).submit(do, a, b) for a, b in pairwise(edges[1:])]
-    do(edges[0], edges[1])
-    for other in others:
-        other.result()
+_forked = False
 
 
-def _pool(threads: int) -> ThreadPoolExecutor:
-    if threads not in _POOLS:
-        _POOLS[threads] = ThreadPoolExecutor(threads - 1, thread_name_prefix="tacit-kernels")
-    return _POOLS[threads]
+def _in_child() -> None:
+    global _forked
+    _forked = True
 
 
-os.register_at_fork(after_in_child=_POOLS.clear)  # threads do not survive a fork
+os.register_at_fork(after_in_child=_in_child)
 
 
 @cache
-def _function(name: str) -> Callable[..., None]:
+def _function(kernel: str) -> tuple[Callable[..., None], ctypes.c_void_p]:
+    """What shares a kernel among threads, and the kernel."""
     library = _library()
     if library is None:
         raise RuntimeError("The kernels are not compiled: ask `serves` first.")
-    function = getattr(library, name)
-    pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
-    tensor = (pointer, size, size)
-    function.restype = None
-    function.argtypes = {
-        "tacit_weighted_sum": (*tensor, *tensor, pointer, pointer, *[size] * 6, pointer),
-        "tacit_ghost": (*tensor, size, *tensor, size, *[size] * 3, pointer, pointer, pointer),
-        "tacit_norm_sums": (*tensor, *tensor, pointer, pointer, *[size] * 4, pointer, pointer),
-        "tacit_outer_sum": (pointer, size, pointer, size, pointer, pointer, *[size] * 4, pointer),
-        "tacit_row_sum": (pointer, size, pointer, pointer, *[size] * 3, pointer),
-        "tacit_square_norms": (pointer, *[size] * 4, pointer),
-        "tacit_outer_norms": (pointer, size, size, pointer, *[size] * 4, pointer),
-        "tacit_moments": (pointer, size, size, pointer, pointer, size, size, pointer, pointer, size),
-    }[name]
-    return function  # type: ignore[no-any-return]
+    run, size = library.tacit_share, ctypes.c_ssize_t
+    run.restype, run.argtypes = None, (ctypes.c_void_p, ctypes.POINTER(size), size, size)
+    return run, ctypes.cast(getattr(library, f"tacit_{kernel}"), ctypes.c_void_p)
 
 
 @cache
 def _library() -> ctypes.CDLL | None:
     """The compiled library; None without a compiler, or if anything about it fails: torch serves then."""
-    return compiled(_SOURCE)
+    return compiled(_SOURCE, wished=("-fopenmp",))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from tacit.gradients._clipping import Policy
 from tacit.gradients._grad_factors import PerUnit, Settled
-from tacit.gradients._kernels import over_layers
 from tacit.gradients._norms import full_precision, square_norms
 from tacit.gradients._units import Units
 
@@ -261,7 +260,7 @@ class _Pack:
             self.square_norms = self._square_norms(repair=True)
 
     def _square_norms(self, *, repair: bool) -> Tensor:
-        squares = self._over_layers(lambda name: self._large[name].square_norms(self._units, repair=repair))
+        squares = [piece.square_norms(self._units, repair=repair) for piece in self._large.values()]
         if self._small is not None:
             squares.append(square_norms(self._small, repair=repair))
         if not squares:
@@ -271,21 +270,10 @@ class _Pack:
         return torch.stack(squares).sum(0)
 
     def weighted_sums(self, factors: Tensor, bad: Tensor | None) -> list[tuple[str, Tensor]]:
-        names = list(self._large)
-        sums = self._over_layers(lambda name: self._large.pop(name).weighted_sum(factors, self._units, bad))
-        found = list(zip(names, sums, strict=True))
+        found = [(name, self._large.pop(name).weighted_sum(factors, self._units, bad)) for name in list(self._large)]
         if self._small is not None:
             flat = PerUnit(self._small).weighted_sum(factors, self._units, bad)
             sizes = [shape.numel() for shape in self._shapes.values()]
             parts = zip(self._shapes.items(), torch.split(flat, sizes), strict=True)
             found += [(name, part if len(shape) == 1 else part.reshape(shape)) for (name, shape), part in parts]
         return found
-
-    def _over_layers(self, action: Callable[[str], Tensor]) -> list[Tensor]:
-        """The action on every large gradient, over threads where kernels do the work: a GPU has its own, and so has
-        torch's arithmetic in float64."""
-        layers = list(self._large)
-        sizes = [piece.nbytes // piece.itemsize for piece in self._large.values()]
-        if self._units.of_row.device.type != "cpu" or any(piece.itemsize != 4 for piece in self._large.values()):
-            return [action(name) for name in layers]
-        return over_layers(action, layers, sizes)

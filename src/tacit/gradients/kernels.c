@@ -66,9 +66,9 @@ static void pack(const float *from, size step, size length, size columns, size w
 
 /* total[first:last] = sum_n w_n sum_t u_nt v_nt^T, `run` <= LONGEST positions at a time in float; u (rows, positions,
    m), v (rows, positions, k), total (m, k). Rows with skip[n] are not touched. */
-void tacit_weighted_sum(const float *u, size u_row, size u_position, const float *v, size v_row, size v_position,
-                        const double *weights, const unsigned char *skip, size rows, size positions, size run, size k,
-                        size first, size last, double *total) {
+static void weighted_sum(const float *u, size u_row, size u_position, const float *v, size v_row, size v_position,
+                         const double *weights, const unsigned char *skip, size rows, size positions, size run,
+                         size k, size first, size last, double *total) {
     float a[ROWS * LONGEST], b[COLUMNS * LONGEST], product[HIGH * WIDE];
     double sums[ROWS * COLUMNS];
     for (size row = first; row < last; row += ROWS) {
@@ -145,8 +145,8 @@ static void products(const float *const t[4], const float *const s[3], size widt
 
 /* For each row n from first to last: found = sum_ts (u_t u_s)(v_t v_s), most = (sum_t |u_t| |v_t|)^2, largest = the
    largest |u_t|^2 or |v_t|^2; every scalar product in float, everything else in double. Each pair of positions once. */
-void tacit_ghost(const float *u, size u_row, size u_position, size m, const float *v, size v_row, size v_position,
-                 size k, size positions, size first, size last, double *found, double *most, double *largest) {
+static void ghost(const float *u, size u_row, size u_position, size m, const float *v, size v_row, size v_position,
+                  size k, size positions, size first, size last, double *found, double *most, double *largest) {
     for (size n = first; n < last; n++) {
         double total = 0, sizes = 0, high = 0;
         for (size t = 0; t < positions; t += 4)
@@ -186,9 +186,9 @@ void tacit_ghost(const float *u, size u_row, size u_position, size m, const floa
 
 /* For each row n from first to last: gain[n] = sum_t g_t * (x_t - mean_t) * rstd_t and shift[n] = sum_t g_t, entry by
    entry, four positions at a time in float; g and x (rows, positions, width), mean and rstd (rows, positions). */
-void tacit_norm_sums(const float *g, size g_row, size g_position, const float *x, size x_row, size x_position,
-                     const float *mean, const float *rstd, size positions, size width, size first, size last,
-                     float *gain, float *shift) {
+static void norm_sums(const float *g, size g_row, size g_position, const float *x, size x_row, size x_position,
+                      const float *mean, const float *rstd, size positions, size width, size first, size last,
+                      float *gain, float *shift) {
     for (size n = first; n < last; n++) {
         float *restrict into = gain + n * width, *restrict moved = shift + n * width;
         memset(into, 0, width * sizeof *into);
@@ -235,15 +235,15 @@ static inline double squares(const float *restrict from, size width) {
 }
 
 /* For each row n from first to last: found[n] = sum_i values[n][i]^2. */
-void tacit_square_norms(const float *values, size row, size width, size first, size last, double *found) {
+static void square_norms(const float *values, size row, size width, size first, size last, double *found) {
     for (size n = first; n < last; n++)
         found[n] = squares(values + n * row, width);
 }
 
 /* For each row n from first to last: found[n] = |u_n|^2 |v_n|^2, each factor rounded up as `_norms.square_norms` does it;
    infinite from 1e30 on. */
-void tacit_outer_norms(const float *u, size u_row, size m, const float *v, size v_row, size k, size first, size last,
-                       double *found) {
+static void outer_norms(const float *u, size u_row, size m, const float *v, size v_row, size k, size first, size last,
+                        double *found) {
     const double more_u = 1 + (double)(m + 8) * 0x1p-53, more_v = 1 + (double)(k + 8) * 0x1p-53;
     const double least_u = (double)m * 0x1p-252, least_v = (double)k * 0x1p-252;
     for (size n = first; n < last; n++) {
@@ -273,8 +273,8 @@ static inline double together(doubles values) { return (values[0] + values[1]) +
 /* For each row n from first to last and each channel c: shift[n][c] = the mean of z and square[n][c] = the mean of z^2,
    less 1, over positions, for z = (x - mean_c) scale_c; x (rows, channels, positions) without gaps, results in lines of
    `step`. Differences, their squares and all sums are double; what leaves is rounded to float. */
-void tacit_moments(const float *x, size channels, size positions, const float *mean, const float *scale, size first,
-                   size last, float *shift, float *square, size step) {
+static void moments(const float *x, size channels, size positions, const float *mean, const float *scale, size first,
+                    size last, float *shift, float *square, size step) {
     const double share = 1.0 / (double)positions;
     for (size n = first; n < last; n++)
         for (size c = 0; c < channels; c++) {
@@ -360,8 +360,8 @@ static void settle(double *to, const double *from, size count, int earlier) {
 
 /* total[first:last] = sum_n w_n u_n v_n^T, all in double, LONGEST rows at a time and RUN in one run of additions; u
    (rows, m), v (rows, k), total (m, k). Rows with skip[n] are not touched. */
-void tacit_outer_sum(const float *u, size u_row, const float *v, size v_row, const double *weights,
-                     const unsigned char *skip, size rows, size k, size first, size last, double *total) {
+static void outer_sum(const float *u, size u_row, const float *v, size v_row, const double *weights,
+                      const unsigned char *skip, size rows, size k, size first, size last, double *total) {
     double a[TALL * LONGEST], b[COLUMNS * LONGEST], sums[TALL * COLUMNS];
     for (size row = first; row < last; row += TALL) {
         const size high = last - row < TALL ? last - row : TALL;
@@ -387,8 +387,8 @@ void tacit_outer_sum(const float *u, size u_row, const float *v, size v_row, con
 
 /* total[first:last] = sum_n w_n v_n over the rows of a matrix, in double, RUN rows in one run of additions;
    rows with skip[n] are not touched. */
-void tacit_row_sum(const float *v, size v_row, const double *weights, const unsigned char *skip, size rows, size first,
-                   size last, double *total) {
+static void row_sum(const float *v, size v_row, const double *weights, const unsigned char *skip, size rows,
+                    size first, size last, double *total) {
     for (size column = first; column < last; column += COLUMNS) {
         const size wide = last - column < COLUMNS ? last - column : COLUMNS;
         for (size run = 0; run < rows; run += RUN) {
@@ -405,4 +405,31 @@ void tacit_row_sum(const float *v, size v_row, const double *weights, const unsi
             settle(total + column, sums, wide, run > 0);
         }
     }
+}
+
+/* What Python calls: a kernel by what it is given, as one array, and the part of its rows or columns that it does. */
+#define FROM(i) ((const float *)given[i])
+#define TO(type, i) ((type *)given[i])
+#define KERNEL(name, ...)                                                                                               \
+    void tacit_##name(const size *given, size first, size last) { name(__VA_ARGS__); }
+
+KERNEL(weighted_sum, FROM(0), given[1], given[2], FROM(3), given[4], given[5], TO(const double, 6),
+       TO(const unsigned char, 7), given[8], given[9], given[10], given[11], first, last, TO(double, 12))
+KERNEL(ghost, FROM(0), given[1], given[2], given[3], FROM(4), given[5], given[6], given[7], given[8], first, last,
+       TO(double, 9), TO(double, 10), TO(double, 11))
+KERNEL(norm_sums, FROM(0), given[1], given[2], FROM(3), given[4], given[5], FROM(6), FROM(7), given[8], given[9], first,
+       last, TO(float, 10), TO(float, 11))
+KERNEL(square_norms, FROM(0), given[1], given[2], first, last, TO(double, 3))
+KERNEL(outer_norms, FROM(0), given[1], given[2], FROM(3), given[4], given[5], first, last, TO(double, 6))
+KERNEL(moments, FROM(0), given[1], given[2], FROM(3), FROM(4), first, last, TO(float, 5), TO(float, 6), given[7])
+KERNEL(outer_sum, FROM(0), given[1], FROM(2), given[3], TO(const double, 4), TO(const unsigned char, 5), given[6],
+       given[7], first, last, TO(double, 8))
+KERNEL(row_sum, FROM(0), given[1], TO(const double, 2), TO(const unsigned char, 3), given[4], first, last, TO(double, 5))
+
+/* A kernel over the threads that torch has, too, where both have GNU's OpenMP: other threads would wait for those of the
+   last operation, which go on turning for a while. */
+void tacit_share(void (*kernel)(const size *, size, size), const size *given, size parts, size threads) {
+#pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1)
+    for (size i = 0; i < threads; i++)
+        kernel(given, parts * i / threads, parts * (i + 1) / threads);
 }
