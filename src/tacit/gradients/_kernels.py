@@ -72,8 +72,8 @@ def outer_sum(u: Tensor, v: Tensor, weights: Tensor, left_out: Tensor | None) ->
     total = torch.empty(m, k, dtype=torch.float64)
     weights = weights.contiguous()
     skip = torch.zeros(rows, dtype=torch.bool) if left_out is None else left_out.contiguous()
-    given = (u.data_ptr(), u.stride(0), v.data_ptr(), v.stride(0), weights.data_ptr(), skip.data_ptr(), rows, k)
-    _share("outer_sum", m, rows * m * k, *given, total.data_ptr())
+    given = (u.data_ptr(), u.stride(0), v.data_ptr(), v.stride(0), weights.data_ptr(), skip.data_ptr(), rows, m, k)
+    _share("outer_sum", k, rows * m * k, *given, total.data_ptr())
     return total
 
 

@@ -358,15 +358,16 @@ static void settle(double *to, const double *from, size count, int earlier) {
         to[i] = earlier ? to[i] + from[i] : from[i];
 }
 
-/* total[first:last] = sum_n w_n u_n v_n^T, all in double, LONGEST rows at a time and RUN in one run of additions; u
-   (rows, m), v (rows, k), total (m, k). Rows with skip[n] are not touched. */
+/* total[:, first:last] = sum_n w_n u_n v_n^T, all in double, LONGEST rows at a time and RUN in one run of additions; u
+   (rows, m), v (rows, k), total (m, k). Rows with skip[n] are not touched. By columns, for probes have more features
+   than classes, and so each thread converts features of its own. */
 static void outer_sum(const float *u, size u_row, const float *v, size v_row, const double *weights,
-                      const unsigned char *skip, size rows, size k, size first, size last, double *total) {
+                      const unsigned char *skip, size rows, size m, size k, size first, size last, double *total) {
     double a[TALL * LONGEST], b[COLUMNS * LONGEST], sums[TALL * COLUMNS];
-    for (size row = first; row < last; row += TALL) {
-        const size high = last - row < TALL ? last - row : TALL;
-        for (size column = 0; column < k; column += COLUMNS) {
-            const size wide = k - column < COLUMNS ? k - column : COLUMNS;
+    for (size row = 0; row < m; row += TALL) {
+        const size high = m - row < TALL ? m - row : TALL;
+        for (size column = first; column < last; column += COLUMNS) {
+            const size wide = last - column < COLUMNS ? last - column : COLUMNS;
             for (size run = 0; run < rows; run += RUN) {
                 const size end = rows - run < RUN ? rows : run + RUN;
                 memset(sums, 0, (high + HIGH - 1) / HIGH * HIGH * COLUMNS * sizeof *sums);
@@ -423,7 +424,7 @@ KERNEL(square_norms, FROM(0), given[1], given[2], first, last, TO(double, 3))
 KERNEL(outer_norms, FROM(0), given[1], given[2], FROM(3), given[4], given[5], first, last, TO(double, 6))
 KERNEL(moments, FROM(0), given[1], given[2], FROM(3), FROM(4), first, last, TO(float, 5), TO(float, 6), given[7])
 KERNEL(outer_sum, FROM(0), given[1], FROM(2), given[3], TO(const double, 4), TO(const unsigned char, 5), given[6],
-       given[7], first, last, TO(double, 8))
+       given[7], given[8], first, last, TO(double, 9))
 KERNEL(row_sum, FROM(0), given[1], TO(const double, 2), TO(const unsigned char, 3), given[4], first, last, TO(double, 5))
 
 /* A kernel over the threads that torch has, too, where both have GNU's OpenMP: other threads would wait for those of the
