@@ -135,8 +135,9 @@ def close_adapter(adapter: Adapter, *, private: str | Path | None = None) -> Non
     ledger.settle(receipt)
     if ledger.durable:
         folder = checkpoints.private_folder(ledger, private)
-        for ending in ("secret", _WHO):
-            (folder / f"tacit-{receipt.id}.{ending}").unlink(missing_ok=True)
+        for name in (f"tacit-{receipt.id}.{ending}" for ending in ("secret", _WHO)):
+            for file in (folder / name, *folder.glob(f".{name}.*")):  # and what a kill has left in the middle of writing
+                file.unlink(missing_ok=True)
 
 
 def _resume(adapter: Adapter, stream: NoisyStream, facts: dict[str, Any], private: str | Path | None) -> bool:
