@@ -136,7 +136,7 @@ def close_adapter(adapter: Adapter, *, private: str | Path | None = None) -> Non
     if ledger.durable:
         folder = checkpoints.private_folder(ledger, private)
         for name in (f"tacit-{receipt.id}.{ending}" for ending in ("secret", _WHO)):
-            for file in (folder / name, *folder.glob(f".{name}.*")):  # and what a kill has left in the middle of writing
+            for file in (folder / name, *folder.glob(f".{name}.*")):  # and what a kill has left
                 file.unlink(missing_ok=True)
 
 

@@ -92,7 +92,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         return found
 
     def evaluation_loop(self, *args: Any, **options: Any) -> Any:
-        """What `predict` is made of. Scores, and how many rows they are of, go to every callback: of public data only."""
+        """What `predict` is made of. Scores, and of how many rows, go to every callback: of public data only."""
         found = super().evaluation_loop(*args, **options)
         return found if self._privacy.public_evaluation else found._replace(metrics={}, num_samples=0)
 
