@@ -1,7 +1,9 @@
 """Who takes part: at most k steps, at least b apart, whatever is fed; everybody gets predictions."""
 
+import contextlib
 import itertools
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +215,27 @@ def test_beyond_k_a_unit_gets_predictions_and_contributes_nothing() -> None:
         assert apart(curator.sums[-1], expected) <= 1e-6 * CLIP * ROWS
         assert adapter.steps == step + 1
     assert norm_of(curator.sums[3]) == 0
+
+
+def test_two_threads_do_not_let_a_unit_into_two_releases() -> None:
+    """Both were in step 0, in which the unit may take part, and released it twice."""
+    adapter, curator = make(DP(10.0, clip=CLIP))
+    adapter.start(images(1))
+    forward, together = adapter._step._pass, threading.Barrier(2)  # type: ignore[attr-defined]
+
+    def slowly(*given: Any) -> Any:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait(0.5)  # until the other one has come as far, if it can
+        return forward(*given)
+
+    adapter._step._pass = slowly  # type: ignore[attr-defined]
+    threads = [threading.Thread(target=adapter, args=(images(3),), kwargs={"unit_ids": [7, 7, 7]}) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert adapter.steps == 2
+    assert sorted(norm_of(total) > 0 for total in curator.sums) == [False, True]
 
 
 def test_where_nobody_takes_part_noise_is_released_all_the_same() -> None:

@@ -51,7 +51,8 @@ def save_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | No
         private: The folder of the private file; by default that of the ledger's SQLite file.
     """
     if adapter.team is None:
-        _save(adapter, path, private)
+        with adapter._turn:  # between two steps, whichever thread makes them
+            _save(adapter, path, private)
     else:
         adapter.team.alone(lambda: _save(adapter, path, private))
 
