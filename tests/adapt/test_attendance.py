@@ -1,7 +1,9 @@
 """Who takes part: at most k steps, at least b apart, whatever is fed; everybody gets predictions."""
 
+import contextlib
 import itertools
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +134,58 @@ def test_two_processes_on_one_file_never_admit_twice(tmp_path: Path) -> None:
     assert admitted(newer, [4, 5], 101) == [False, True]
 
 
+@pytest.mark.parametrize("back", [False, True])
+def test_who_was_overtaken_admits_nobody_once_the_list_has_moved(back: bool, tmp_path: Path) -> None:
+    older, newer = Participation(1, 1), Participation(1, 1)
+    older.keep_at(tmp_path / "a")
+    admitted(older, [1], 0)
+    newer.resume(tmp_path / "a")
+    assert admitted(older, [2], 1) == [True]
+    newer.keep_at(tmp_path / "b")
+    if back:
+        newer.keep_at(tmp_path / "a")
+    assert admitted(newer, [2], 99) == [False]
+    for unit in range(10, 20):
+        with pytest.raises(OSError, match="another process has resumed"):
+            older.admit(torch.tensor([unit]), unit)
+        assert admitted(newer, [unit], 100 + unit) == [True]
+    assert (tmp_path / "a").exists() == back
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_kill_while_the_list_moves_lets_nobody_in_again(
+    link: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a list, or an empty one, is not there under the new name; the old one stays until the new one is whole."""
+    (tmp_path / "folder").mkdir()
+    if link:
+        (tmp_path / "new").symlink_to(tmp_path / "folder")
+    else:
+        (tmp_path / "new").mkdir()
+    first = Participation(1, 1)
+    first.keep_at(tmp_path / "folder" / "who")
+    admitted(first, list(range(40)), 0)
+    with monkeypatch.context() as patch:
+        write, write_bytes = os.write, Path.write_bytes
+
+        def killed(file: int, text: bytes) -> None:
+            write(file, text[:20])
+            raise KeyboardInterrupt
+
+        def killed_too(path: Path, text: bytes) -> None:
+            write_bytes(path, text[:20])
+            raise KeyboardInterrupt
+
+        patch.setattr(os, "write", killed)
+        patch.setattr(Path, "write_bytes", killed_too)
+        with pytest.raises(KeyboardInterrupt):
+            first.keep_at(tmp_path / "new" / "who")
+    assert (tmp_path / "new" / "who").exists() == link
+    second = Participation(1, 1)
+    second.resume(tmp_path / "folder" / "who")
+    assert admitted(second, [*range(40), 99], 1) == [False] * 40 + [True]
+
+
 def make(form: DP, **more: Any) -> tuple[Adapter, Curious]:
     curator = Curious()
     options = {"batch_size": ROWS, "lr": 0.05, "ledger": Ledger("sqlite://"), "seed": 1, "curator": curator, **more}
@@ -161,6 +215,27 @@ def test_beyond_k_a_unit_gets_predictions_and_contributes_nothing() -> None:
         assert apart(curator.sums[-1], expected) <= 1e-6 * CLIP * ROWS
         assert adapter.steps == step + 1
     assert norm_of(curator.sums[3]) == 0
+
+
+def test_two_threads_do_not_let_a_unit_into_two_releases() -> None:
+    """Both were in step 0, in which the unit may take part, and released it twice."""
+    adapter, curator = make(DP(10.0, clip=CLIP))
+    adapter.start(images(1))
+    forward, together = adapter._step._pass, threading.Barrier(2)  # type: ignore[attr-defined]
+
+    def slowly(*given: Any) -> Any:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait(0.5)  # until the other one has come as far, if it can
+        return forward(*given)
+
+    adapter._step._pass = slowly  # type: ignore[attr-defined]
+    threads = [threading.Thread(target=adapter, args=(images(3),), kwargs={"unit_ids": [7, 7, 7]}) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert adapter.steps == 2
+    assert sorted(norm_of(total) > 0 for total in curator.sums) == [False, True]
 
 
 def test_where_nobody_takes_part_noise_is_released_all_the_same() -> None:

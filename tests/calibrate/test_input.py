@@ -239,5 +239,6 @@ def test_out_has_calibrated_outputs_and_the_card(tmp_path: Path, capsys: pytest.
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "calibrated.npz", "calibration.json", "privacy-card.md",
     }  # fmt: skip
+    assert (tmp_path / "out" / "calibrated.npz").stat().st_mode & 0o777 == 0o600  # the sources' rows are among them
     with np.load(tmp_path / "out" / "calibrated.npz") as file:
         assert file["probs"].sum(axis=1) == pytest.approx(np.ones(len(LABELS)))

@@ -151,6 +151,27 @@ def test_evaluation_data_are_public_or_refused(tmp_path: Path) -> None:
     assert not any("eval_loss" in entry for entry in quiet.state.log_history)
 
 
+def test_predictions_come_without_scores(tmp_path: Path) -> None:
+    """Trackers log what callbacks are handed: the loss of private rows, what is computed of them, their number."""
+    seen: list[dict[str, Any]] = []
+
+    class Tracker(TrainerCallback):
+        def on_predict(self, *_: Any, metrics: Any = None, **__: Any) -> None:
+            seen.append(dict(metrics))
+
+    how: dict[str, Any] = {"callbacks": [Tracker()], "compute_metrics": lambda found: {"rows": len(found.label_ids)}}
+    found = trainer(tmp_path, **how).predict(Items(8))
+    assert found.predictions.shape == (8, 3)
+    for metrics in (found.metrics, *seen):
+        assert "test_runtime" in metrics
+        assert metrics.keys().isdisjoint({"test_loss", "test_rows"})
+        assert metrics["test_samples_per_second"] == metrics["test_steps_per_second"] == 0
+    public = trainer(tmp_path, **how, told=privacy(public_evaluation=True)).predict(Items(8))
+    assert public.metrics["test_rows"] == 8
+    assert public.metrics["test_loss"] > 0
+    assert len(seen) == 2
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "fp16": ({"settings": {"fp16": True}}, "bf16=True"),
     "a loss of the batch": ({"compute_loss_func": lambda *_, **__: 0}, "one loss per row"),

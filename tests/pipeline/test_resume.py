@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from tacit import _checkpoints as checkpoints
 from tacit import pipeline
+from tacit.pipeline._ledger import RunLedger
 from tacit.privacy import Budget, Ledger, ReceiptError, events, replay
 from tests.pipeline.killed import Killed, costs, dying, killed_and_resumed, writes
 from tests.pipeline.made_up_images import ADAPT, CALIBRATE, FINETUNE, IMAGES, make_images
@@ -145,6 +146,18 @@ def test_another_recipe_does_not_go_on_in_the_same_folder(home: Path) -> None:
     recipe.write_text((IMAGES + FINETUNE).replace("steps = 4", "steps = 5"))
     with pytest.raises(ValueError, match="holds a run of another recipe"):
         pipeline.run(pipeline.read(recipe), home / "out")
+
+
+def test_the_same_charge_twice_in_one_run_is_two_charges(tmp_path: Path) -> None:
+    """The first of them was open, so that the second was taken for it: two releases on one charge."""
+    ledger = RunLedger(tmp_path / "ledger.db", "run")
+    ledger.subject("s", Budget(8.0, 1e-6))
+    first, second = (ledger.charge("s", events.gaussian(4.0), stage="tune", note="trial") for _ in range(2))
+    assert first.id != second.id
+    later = RunLedger(tmp_path / "ledger.db", "run")  # after a kill: both, each once
+    resumed = [later.charge("s", events.gaussian(4.0), stage="tune", note="trial").id for _ in range(3)]
+    assert resumed[:2] == [first.id, second.id]
+    assert resumed[2] not in resumed[:2]
 
 
 def test_what_was_given_away_is_not_adopted(tmp_path: Path) -> None:

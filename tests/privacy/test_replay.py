@@ -83,6 +83,18 @@ def test_queries_whose_noise_no_key_draws_are_refused(ledger: Ledger) -> None:
     assert found[0] == found[1]
 
 
+def test_a_search_is_not_replayed(ledger: Ledger) -> None:
+    """Receipts of its trials knew nothing of the replay: two sums with one noise, and two noises for one query."""
+    ledger.subject("search", Budget(8.0, 1e-5), mode="renyi")
+    event = events.repeat_and_select(events.compose([events.gaussian(4.0), events.gaussian(6.0)]), mean=3, shape=1)
+    receipt = ledger.charge("search", event, stage="tune")
+    with pytest.raises(ReceiptError, match="a search, which is not replayed"):
+        replay.keep(ledger, receipt)
+    assert receipt.live
+    with pytest.raises(ReceiptError, match="a search, which is not replayed"):
+        replay.resume(ledger, receipt.id, "0" * 64, 0)
+
+
 def test_draws_come_again_too(sqlite_url: str) -> None:
     ledger = Ledger(sqlite_url)
     event = events.poisson(0.3, events.gaussian(4.0), 5)

@@ -1,6 +1,7 @@
 """Private sampling: who is drawn, with which probability, and that nothing else decides it."""
 
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -234,6 +235,45 @@ def test_what_a_model_draws_is_secret_comes_again_and_leaves_the_global_generato
         assert draws() != seen[0]
     with sampling.randomness(charged(events.gaussian(1.0, steps=3), seed=None)):
         assert draws() != seen[0]
+
+
+def test_threads_take_turns_with_the_global_generators() -> None:
+    """Each draws what its key says, and no secret state stays behind where the first to enter is the first to leave."""
+    receipts = [charged(events.gaussian(1.0), seed=None) for _ in range(2)]
+    draws: list[list[torch.Tensor]] = [[], []]
+    alone: list[torch.Tensor] = []
+    for receipt in receipts:
+        with sampling.randomness(receipt):
+            alone.append(torch.rand(4))
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    entered, other_entered, left = (threading.Event() for _ in range(3))
+
+    def first() -> None:
+        with sampling.randomness(receipts[0]):
+            draws[0].append(torch.rand(2))
+            entered.set()
+            other_entered.wait(0.3)
+            draws[0].append(torch.rand(2))
+        left.set()
+
+    def second() -> None:
+        entered.wait()
+        with sampling.randomness(receipts[1]):
+            other_entered.set()
+            draws[1].append(torch.rand(2))
+            left.wait(0.3)
+            draws[1].append(torch.rand(2))
+
+    threads = [threading.Thread(target=target) for target in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for drawn, expected in zip(draws, alone, strict=True):
+        assert torch.equal(torch.cat(drawn), expected)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]
+    assert random.getstate() == before[2]
 
 
 def test_torchs_whole_state_is_secret_not_32_bits_of_it() -> None:

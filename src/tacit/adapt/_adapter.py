@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -185,10 +186,9 @@ class Adapter:
             self.watch.forecast(strain_of_noise(privacy, self.origin, noise=self.stream.noise_multiplier, **terms))
         self.optimizer = self._new_optimizer()
         self._kind: Any = None  # of a row, from the first batch on
-        self._read = logits
+        self._read, self._turn = logits, threading.RLock()
         self.normalize = normalization(normalize, model)
-        self._repeats = steps
-        self.classes = classes
+        self._repeats, self.classes = steps, classes
         self._step = self._make_step(microbatch, curator)
 
     def __call__(
@@ -210,8 +210,8 @@ class Adapter:
             ValueError: Invalid images or ids; the batch has contributed nothing.
         """
         unit_ids = renamed_argument("units", units, "unit_ids", unit_ids, where="Adapter")
-        labels = self._check(images, unit_ids)
-        with torch.inference_mode(False):
+        with self._turn, torch.inference_mode(False):  # two threads in one step would count a unit once
+            labels = self._check(images, unit_ids)
             images = change(images, lambda t: t.clone() if t.is_inference() else t.detach())
             if count_rows(images) == 0:
                 return self._step.predict(blank_rows(self.model, images, 2))[:0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
@@ -11,19 +12,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit._files import write_atomically
+
+_MARK = 64  # bytes
+_MOVED = (
+    "The list of who took part is not where it was: another process has resumed this stream and moved it, or somebody "
+    "has. Stop here, or resume the last checkpoint with private= naming its folder."
+)
+
 
 class Participation:
     """Counts the steps of each unit. Private: kept in memory, and in a 0600 file where the run is to survive a kill.
 
     The file gets one line per step, on disk before the step's release, so that a unit never takes part once more
     because a process died. Where an older process still writes there, what counts is the order of the lines: a unit
-    is admitted by what stands before the own line.
+    is admitted by what stands before the own line. Where a newer one has moved the file, the older one admits nobody.
     """
 
     def __init__(self, contributions: int, separation: int) -> None:
         self._contributions = contributions
         self._separation = separation
         self._path: Path | None = None
+        self._mark = b""  # how the file begins: each that is made has a first line of its own
         self._read = 0  # bytes of the file that were taken in
         self._seen: dict[int, tuple[int, int]] = {}  # unit -> (steps it took part in, the last of them)
 
@@ -36,7 +46,7 @@ class Participation:
         allowed = wanted
         if self._path is not None and wanted:
             own = _line(step, wanted)
-            _append(self._path, own)
+            self._append(self._path, own)
             allowed = set()
             for line in self._new_lines(self._path):
                 if line == own:
@@ -48,12 +58,13 @@ class Participation:
 
     def resume(self, path: Path) -> None:
         """Take over what an earlier process noted, and go on noting there."""
-        self._path, self._read = path, 0
-        self._seen.clear()
         if not path.exists():
-            return
-        if not path.read_bytes().endswith(b"\n"):  # cut off by a kill, hence before its release
-            _append(path, "\n")
+            write_atomically(path, _first_line(), 0o600)
+        found = path.read_bytes()
+        self._path, self._mark, self._read = path, found[:_MARK], 0
+        self._seen.clear()
+        if not found.endswith(b"\n"):  # cut off by a kill, hence before its release
+            self._append(path, "\n")
         for line in self._new_lines(path):
             self._note(line)
 
@@ -66,11 +77,13 @@ class Participation:
         """From now on note every step in a file as well, beginning with those so far."""
         if self._path == path:
             return
-        before, self._path = self._path, path
+        for line in [] if self._path is None else self._new_lines(self._path):  # of an older process, until now
+            self._note(line)
         past = [_line(last - i, [unit]) for unit, (times, last) in self._seen.items() for i in reversed(range(times))]
-        path.unlink(missing_ok=True)
-        _append(path, "".join(past))
-        self._read = path.stat().st_size
+        content = "".join([_first_line(), *past]).encode()
+        write_atomically(path, content, 0o600)  # half of it would let the others take part once more
+        before, self._path = self._path, path
+        self._mark, self._read = content[:_MARK], len(content)
         if before is not None and before.exists() and not before.samefile(path):
             before.unlink()  # whoever resumes by it would not know who comes from now on
 
@@ -89,6 +102,20 @@ class Participation:
             times, last = self._seen.get(unit, (0, -1))
             if times == 0 or last != step:
                 self._seen[unit] = (times + 1, max(last, step))
+
+    def _append(self, path: Path, text: str) -> None:
+        try:
+            file = os.open(path, os.O_RDWR | os.O_APPEND)
+        except FileNotFoundError:
+            raise OSError(_MOVED) from None
+        try:
+            if os.read(file, len(self._mark)) != self._mark:
+                raise OSError(_MOVED)
+            if os.write(file, text.encode()) < len(text):
+                raise OSError(f"There is no room left in {path}: who takes part must be noted before the step.")
+            os.fsync(file)
+        finally:
+            os.close(file)
 
     def _new_lines(self, path: Path) -> list[str]:
         with path.open("rb") as file:
@@ -116,15 +143,10 @@ def numbered(ids: Any, rows: int) -> Tensor:
     return labels.long()
 
 
+def _first_line() -> str:
+    """A line that names nobody and is in no other file."""
+    return _line(secrets.randbits(62), [])
+
+
 def _line(step: int, units: Iterable[int]) -> str:
     return " ".join(str(word) for word in (step, *sorted(units))) + "\n"
-
-
-def _append(path: Path, text: str) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        if os.write(file, text.encode()) < len(text):
-            raise OSError(f"There is no room left in {path}: who takes part must be noted before the step.")
-        os.fsync(file)
-    finally:
-        os.close(file)

@@ -51,7 +51,8 @@ def save_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | No
         private: The folder of the private file; by default that of the ledger's SQLite file.
     """
     if adapter.team is None:
-        _save(adapter, path, private)
+        with adapter._turn:  # between two steps, whichever thread makes them
+            _save(adapter, path, private)
     else:
         adapter.team.alone(lambda: _save(adapter, path, private))
 
@@ -135,8 +136,9 @@ def close_adapter(adapter: Adapter, *, private: str | Path | None = None) -> Non
     ledger.settle(receipt)
     if ledger.durable:
         folder = checkpoints.private_folder(ledger, private)
-        for ending in ("secret", _WHO):
-            (folder / f"tacit-{receipt.id}.{ending}").unlink(missing_ok=True)
+        for name in (f"tacit-{receipt.id}.{ending}" for ending in ("secret", _WHO)):
+            for file in (folder / name, *folder.glob(f".{name}.*")):  # and what a kill has left
+                file.unlink(missing_ok=True)
 
 
 def _resume(adapter: Adapter, stream: NoisyStream, facts: dict[str, Any], private: str | Path | None) -> bool:

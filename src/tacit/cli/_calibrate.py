@@ -148,12 +148,12 @@ def _write(folder: Path, result: Result, outputs: dict[str, Any]) -> None:
     import numpy as np
     import torch
 
-    from tacit._files import write_atomically
+    from tacit._files import replacing, write_atomically
     from tacit.calibrate import calibrated_probs
     from tacit.report import card
 
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "calibrated.npz").open("wb") as file:
+    with replacing(folder / "calibrated.npz", mode=0o600) as file:  # of the sources' rows, too: for the owner alone
         np.savez(file, probs=calibrated_probs(result, **{k: torch.as_tensor(v) for k, v in outputs.items()}).numpy())
     write_atomically(folder / "calibration.json", json.dumps(result.to_json(), indent=2) + "\n")
     write_atomically(folder / "privacy-card.md", str(card(result)))

@@ -27,7 +27,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
 
     Optimizer, scheduler, saving, callbacks and logging are the Trainer's. What it would log of private rows is not: the
     training loss, its tokens and flops are left out; the learning rate, the norm of the released gradient and the
-    epsilon of the whole run are logged. `max_grad_norm` has no effect, for `clip` bounds each unit's gradient.
+    epsilon of the whole run are logged. `predict` returns predictions; its scores are left out, too, unless
+    `public_evaluation` is said. `max_grad_norm` has no effect, for `clip` bounds each unit's gradient.
     `gradient_accumulation_steps` batches become one Poisson batch, computed in parts of `per_device_train_batch_size`.
     Under torchrun all processes together make the run of one: a step has that batch size in all, not each.
 
@@ -89,6 +90,11 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         self._privacy.check_evaluation("evaluation data")
         found: dict[str, float] = super().evaluate(*args, **options)
         return found
+
+    def evaluation_loop(self, *args: Any, **options: Any) -> Any:
+        """What `predict` is made of. Scores, and of how many rows, go to every callback: of public data only."""
+        found = super().evaluation_loop(*args, **options)
+        return found if self._privacy.public_evaluation else found._replace(metrics={}, num_samples=0)
 
     def get_train_dataloader(self) -> Any:
         """The length of an epoch, which is all that is asked before there is an optimizer."""

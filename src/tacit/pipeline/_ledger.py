@@ -18,10 +18,10 @@ class RunLedger(Ledger):
     """A ledger as one run of a pipeline sees it; one process at a time uses it (see `_folder.locked`).
 
     Formal guarantee: a charge is made live again only if it has this run's id, the same subject, event, stage and note,
-    and the chain says that it was neither settled nor any of its releases given away. Nothing that was drawn on it has
-    left the earlier process: fine-tuning and streams release on leases, a search settles a trial's receipts once its
-    result is written (`finish`), and a source's answer is written before it leaves. So at most one set of releases of
-    each charge ever leaves.
+    this object has issued no receipt of it, and the chain says that it was neither settled nor any of its releases
+    given away. Nothing that was drawn on it has left the earlier process: fine-tuning and streams release on leases, a
+    search settles a trial's receipts once its result is written (`finish`), and a source's answer is written before it
+    leaves. So at most one set of releases of each charge ever leaves.
     """
 
     def __init__(self, url: str | Path, run: str) -> None:
@@ -88,9 +88,13 @@ class RunLedger(Ledger):
         return self._open(subject, (event, stage, note))
 
     def _open(self, subject: str, like: tuple[Any, str, str] | None = None) -> str | None:
-        """The first charge of this run that was neither settled nor drawn on; only one with these terms, if given."""
+        """The first charge of this run that was neither settled nor drawn on; only one with these terms, if given.
+
+        What was issued here is not among them: the same charge a second time is a second charge.
+        """
         entries = self.entries(subject)
         over = {e.receipt for e in entries if e.kind == "settle" or (e.kind != "charge" and e.body.get("upto", 0))}
+        over |= {receipt.id for receipt in self._issued}
         for entry in entries:
             if entry.kind != "charge" or entry.receipt in over or not self._own(entry.body["note"]):
                 continue

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +16,15 @@ from tacit.privacy._noise import NoiseKey
 from tacit.privacy._receipts import Receipt, upcoming
 
 _WORDS, _FIRST = 624, 24  # of the Mersenne twister in torch's CPU state, and the byte where they begin
+_turn = threading.RLock()
+
+
+def _forked() -> None:
+    global _turn
+    _turn = threading.RLock()  # a thread that had it is not in a child
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 @contextmanager
@@ -26,7 +37,8 @@ def randomness(receipt: Receipt) -> Iterator[None]:
 
     Formal guarantee: within, torch's generators (on the CPU all 19,968 bits of the state, since a seed keeps 32),
     numpy's and Python's are secret and independent of every draw, noise and other release. The same release computed
-    again, after a crash, draws the same. Not covered: generators that a model holds itself.
+    again, after a crash, draws the same. The generators are the process's, so threads that compute within take turns.
+    Not covered: generators that a model holds itself, and a thread of one's own that draws from the global ones.
 
     Args:
         receipt: A live receipt; its next release is the one computed within.
@@ -64,6 +76,12 @@ def reading_randomness(secret: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def _by(key: NoiseKey) -> Iterator[None]:
+    with _turn, _states_of(key):  # two at once would draw from each other's, and put a secret state back for everybody
+        yield
+
+
+@contextmanager
+def _states_of(key: NoiseKey) -> Iterator[None]:
     drawn = key.words(_WORDS + 16)
     words = drawn.astype(np.int64) & 0xFFFFFFFF
     numpy_state, python_state = np.random.get_state(), random.getstate()

@@ -5,17 +5,32 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import TextIO
 
+_turn = threading.RLock()
+
+
+def _forked() -> None:
+    global _turn
+    _turn = threading.RLock()  # a thread that had it is not in a child
+
+
+os.register_at_fork(after_in_child=_forked)
+
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Nothing is printed, warned or logged: not by other languages and not by processes that are started, either."""
-    before = logging.root.manager.disable
-    with ExitStack() as stack:
+    """Nothing is printed, warned or logged: not by other languages and not by processes that are started, either.
+
+    What is printed to is the process's, so of several threads one is within at a time: the first to leave would let the
+    others' trials be heard.
+    """
+    with _turn, ExitStack() as stack:
+        before = logging.root.manager.disable
         nowhere = stack.enter_context(open(os.devnull, "w"))
         for number, stream in ((1, sys.__stdout__), (2, sys.__stderr__)):
             _divert(number, stream, nowhere, stack)

@@ -7,7 +7,8 @@ Formal guarantee: a receipt is resumed only with the key that was kept when it w
 one process at a time (the last one that the chain names; an older one can lease and settle nothing). Replaying release
 t with the same key, the same model and the same data gives the value that was, or would have been, released: nothing
 new about anybody. Small queries get noise that no key draws again (OpenDP's samplers), so they are refused on a receipt
-whose key was kept. That model and data are the same is the caller's to check, by fingerprints, before it replays; that
+whose key was kept. A search (repeat and select) is not replayed: receipts of its trials have keys that come from its
+own, and no lease. That model and data are the same is the caller's to check, by fingerprints, before it replays; that
 the machine computes the same to the last bit is an assumption.
 
 A process that was overtaken and still runs has the same key. Within this process its receipt stops at once. In another
@@ -19,6 +20,8 @@ are never returned. The lease is the window: keep it short, and end the old proc
 from __future__ import annotations
 
 import hashlib
+
+from dp_accounting import dp_event
 
 from tacit.privacy import _resume as resuming
 from tacit.privacy._ledger import Ledger
@@ -36,6 +39,7 @@ def keep(ledger: Ledger, receipt: Receipt) -> str:
         raise ReceiptError("A key is kept before the first release, not after it.")
     if isinstance(receipt.event, StreamDpEvent):
         raise ReceiptError("A stream is saved and resumed through tacit.privacy.leases.")
+    _refuse_search(receipt)
     check_charged(receipt)
     resuming.stop_at_start(receipt)  # nothing is released that the chain does not know was given away
     receipt._state.replays = True
@@ -51,6 +55,7 @@ def resume(ledger: Ledger, receipt_id: str, secret: str, used: int) -> tuple[Rec
     ``Ledger.settle`` returns no more than what lies behind the second number.
     """
     stated = ledger.receipt(receipt_id)
+    _refuse_search(stated)
     used = stated.counted(used)
     holder = fresh_holder()
     made, _ = ledger._book.hand_over(receipt_id, holder, "replay", _digest(secret), used)
@@ -76,6 +81,14 @@ def adopt(ledger: Ledger, receipt_id: str) -> Receipt:
     resuming.overtake(receipt_id)
     key = NoiseKey((stated.id, holder)) if stated.seeded else NoiseKey()
     return resuming.issue(stated, key, holder, leased=False)
+
+
+def _refuse_search(receipt: Receipt) -> None:
+    if isinstance(receipt.event, dp_event.RepeatAndSelectDpEvent):
+        raise ReceiptError(
+            f"Receipt {receipt.id[:8]} pays for a search, which is not replayed: its trials would have the same noise "
+            "for other sums, and their queries other noise. Charge again."
+        )
 
 
 def _digest(secret: str) -> str:
