@@ -134,6 +134,11 @@ class Result:
     def measure(self) -> str:
         return self.study.data.measure
 
+    def named(self, arm: Arm) -> str:
+        """What a table calls an arm; with its rule where another one differs in it alone."""
+        twins = {(one.name, one.rule) for one in self.chosen if one.name == arm.name}
+        return arm.name if len(twins) == 1 else f"{arm.name}, {'Adam' if arm.rule == 'adam' else 'SGD'}"
+
     def of(self, arm: Arm) -> list[Outcome]:
         """Over the seeds."""
         return [outcome for cell, outcome in self.outcomes.items() if cell.arm == arm and cell.split == "private"]
