@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from studies import store
@@ -28,6 +29,7 @@ class Study:
     pretrain: tuple[Pretraining, ...]
     finetune: tuple[Finetuning, ...] = ()
     seeds: tuple[int, ...] = (0, 1, 2)
+    tuned_with: int = 1  # learning rates are tried on the nets of so many seeds, the first
     delta: float = 1e-5
     seeded_noise: bool = False
     workers: int = field(default=2, compare=False)
@@ -45,6 +47,8 @@ class Study:
             raise ValueError(f"there is no [[pretrain]] called {unknown[0]!r}; there are {', '.join(names)}")
         if any(len(group.lr) > 1 for group in self.finetune) and not (self.data.tuning and self.data.held_out):
             raise ValueError("to choose among learning rates, data.tuning and data.held_out must be above 0")
+        if self.tuned_with < 1:
+            raise ValueError(f"tuned_with is at least 1; got {self.tuned_with}")
         self._refuse_two_ways()
 
     def upstreams(self) -> dict[str, list[Upstream]]:
@@ -102,7 +106,7 @@ def run(study: Study, *, out: Path, progress: Progress) -> Result:
     common: dict[str, Any] = {"folder": out / "cells", "workers": study.workers, "progress": progress, "name": called}
     first = [cell for ways in _before(study, out).values() for cell in ways]
     before = {c: pretrained(o) for c, o in store.outcomes(first, compute, **common).items()}
-    trials = [cell for choice in _choices(study, out) for cell in choice.trials]
+    trials = [cell for choice in _choices(study, out) for cells in choice.trials for cell in cells]
     tried = {c: Finetuned(**o) for c, o in store.outcomes(trials, compute, **common).items()}
     final = [cell for choice in _choices(study, out) for cell in choice.best(tried)]
     after = {c: Finetuned(**o) for c, o in store.outcomes(final, compute, **common).items()}
@@ -115,8 +119,9 @@ def read(study: Study, out: Path) -> Result:
     before = {c: pretrained(o) for c, o in store.known(first, out / "cells").items()}
     after: dict[After, Finetuned] = {}
     for choice in _choices(study, out):
-        tried = {c: Finetuned(**o) for c, o in store.known(choice.trials, out / "cells").items()}
-        if len(tried) == len(choice.trials):
+        trials = [cell for cells in choice.trials for cell in cells]
+        tried = {c: Finetuned(**o) for c, o in store.known(trials, out / "cells").items()}
+        if len(tried) == len(trials):
             found = store.known(choice.best(tried), out / "cells")
             after |= {c: Finetuned(**o) for c, o in found.items()}
     return Result(study=study, before=before, after=after)
@@ -124,16 +129,16 @@ def read(study: Study, out: Path) -> Result:
 
 @dataclass(frozen=True, kw_only=True)
 class _Choice:
-    """The runs of one way to pretrain and fine-tune: one line per candidate, and the trials that choose among them."""
+    """The runs of one way to pretrain and fine-tune: one line per candidate, and the trials of each."""
 
     candidates: list[list[After]]
-    trials: list[After]
+    trials: list[list[After]]  # none: there is one candidate
 
     def best(self, tried: dict[After, Finetuned]) -> list[After]:
-        """The runs of the candidate whose trial was best; of equals, the first."""
+        """The runs of the candidate whose trials were best in the mean; of equals, the first."""
         if not self.trials:
             return self.candidates[0]
-        scores = [tried[trial].accuracy for trial in self.trials]
+        scores = [fmean(tried[trial].accuracy for trial in trials) for trials in self.trials]
         return self.candidates[scores.index(max(scores))]
 
 
@@ -152,15 +157,8 @@ def _choices(study: Study, out: Path) -> Iterator[_Choice]:
         for upstream in dict.fromkeys(cell.upstream for name in group.of for cell in before[name]):
             cells = list(dict.fromkeys(c for name in group.of for c in before[name] if c.upstream == upstream))
             for ways in group.downstreams():
-                trials = [
-                    After(
-                        before=cells[0],
-                        downstream=replace(way, epsilon=group.tune_at or way.epsilon),
-                        split="tuning",
-                        **same,
-                    )
-                    for way in ways
-                    if len(ways) > 1
-                ]
+                at = [replace(way, epsilon=group.tune_at or way.epsilon) for way in ways if len(ways) > 1]
+                nets = cells[: study.tuned_with]
+                trials = [[After(before=c, downstream=way, split="tuning", **same) for c in nets] for way in at]
                 runs = [[After(before=c, downstream=way, split="private", **same) for c in cells] for way in ways]
                 yield _Choice(candidates=runs, trials=trials)

@@ -83,9 +83,9 @@ class Data:
         augmented = arm.augment > 1 and split in ("private", "tuning")
         return TensorRecords(inputs, labels, augment=arm.augment if augmented else None)
 
-    def texts(self, split: Split) -> Texts:
-        """The texts of a split."""
-        return _texts(self, split)
+    def plain(self, split: Split) -> TensorRecords:
+        """The texts or images of a split, none augmented."""
+        return _texts(self, split) if self.kind == "texts" else TensorRecords(*_rows(self, split))
 
     def under_shifts(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Test rows under each shift; empty if none were asked for."""

@@ -45,7 +45,7 @@ def by_epsilon(result: Result, *, shifted: bool = False) -> Table:
     budgets = sorted({arm.epsilon for arm in result.chosen})
     lines: dict[str, dict[float, Arm]] = {}
     for arm in result.chosen:
-        lines.setdefault(arm.name, {})[arm.epsilon] = arm
+        lines.setdefault(result.named(arm), {})[arm.epsilon] = arm
     rows: list[list[Cell]] = []
     for name, arms in lines.items():
         first = next(iter(arms.values()))
@@ -102,7 +102,7 @@ def chosen(result: Result) -> Table:
         of_unit = [found[0].unit_epsilon if found and arm.level == "clip" else None] if naive else []
         batch = {"dpgd": "all", "dpftrl": "passes"}.get(arm.optimizer, arm.batch_size)
         noise = found[0].noise_multiplier if found else None
-        rows.append([arm.name, arm.epsilon, *of_unit, arm.lr, arm.clip, arm.steps, batch, noise])
+        rows.append([result.named(arm), arm.epsilon, *of_unit, arm.lr, arm.clip, arm.steps, batch, noise])
     columns: list[Column | str] = [
         "arm",
         Column("ε", label_of),
@@ -129,7 +129,7 @@ def _figures(result: Result) -> list[Picture]:
     for arm in result.chosen:
         found = result.score(arm)
         if found is not None:
-            series.setdefault(arm.name, []).append(Point(arm.epsilon, *found))
+            series.setdefault(result.named(arm), []).append(Point(arm.epsilon, *found))
     if any(len({point.epsilon for point in line}) > 1 for line in series.values()):
         figure = tradeoff(series, label=_measure(result))
         figures.append(Picture(figure, caption="Score against the privacy budget; error bars over seeds."))
@@ -167,7 +167,7 @@ def _about(result: Result) -> str:
 def _facts(result: Result, arm: Arm) -> dict[str, object]:
     score, shifted, found = result.score(arm), result.shifted(arm), result.of(arm)
     return {
-        "arm": arm.name,
+        "arm": result.named(arm),
         "epsilon": arm.epsilon if math.isfinite(arm.epsilon) else None,
         "score": None if score is None else score[0],
         "spread": None if score is None else score[1],

@@ -134,6 +134,11 @@ class Result:
     def measure(self) -> str:
         return self.study.data.measure
 
+    def named(self, arm: Arm) -> str:
+        """What a table calls an arm; with its rule where another one differs in it alone."""
+        twins = {(one.name, one.rule) for one in self.chosen if one.name == arm.name}
+        return arm.name if len(twins) == 1 else f"{arm.name}, {'Adam' if arm.rule == 'adam' else 'SGD'}"
+
     def of(self, arm: Arm) -> list[Outcome]:
         """Over the seeds."""
         return [outcome for cell, outcome in self.outcomes.items() if cell.arm == arm and cell.split == "private"]
@@ -194,8 +199,8 @@ def compute(cell: Cell) -> dict[str, Any]:
         records = _features(cell.net, data, cell.split, arm)
         tried = _features(cell.net, data, held_out, arm)
         model: nn.Module = nn.Sequential(nn.Identity(), nn.Linear(records.inputs.shape[1], data.classes))
-    elif arm.scheme == "linear" and data.kind == "texts":
-        records, tried = (_text_features(cell.net, data, split) for split in (cell.split, held_out))
+    elif arm.scheme == "linear" and (data.kind == "texts" or (data.kind == "images" and not data.shifts)):
+        records, tried = (_row_features(cell.net, data, split) for split in (cell.split, held_out))
         model = nn.Sequential(nn.Identity(), nn.Linear(records.inputs.shape[1], data.classes))
     elif arm.last_blocks:
         cached = partial(_blocks, cell.net, data, last_blocks=arm.last_blocks)
@@ -325,16 +330,16 @@ def _clip_features(net: Net, data: Data, split: Split, clips: int) -> Any:
 
 
 @lru_cache(maxsize=4)
-def _text_features(net: Net, data: Data, split: Split) -> Any:
-    """Texts with the net's features in their place: what `fit` does by itself, kept between cells."""
-    records = data.texts(split)
+def _row_features(net: Net, data: Data, split: Split) -> Any:
+    """Texts or images with the net's features in their place: what `fit` does by itself, kept between cells."""
+    records = data.plain(split)
     return records.with_inputs(extract(Backbone(_model(net, data).eval()), records))
 
 
 @lru_cache(maxsize=4)
 def _blocks(net: Net, data: Data, split: Split, *, last_blocks: int) -> Any:
     """What comes into the trained blocks, kept between cells."""
-    return cache_blocks(_model(net, data), data.texts(split), last_blocks=last_blocks)
+    return cache_blocks(_model(net, data), data.plain(split), last_blocks=last_blocks)
 
 
 def _model(net: Net, data: Data) -> nn.Module:

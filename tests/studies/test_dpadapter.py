@@ -13,7 +13,7 @@ from studies.__main__ import main as command
 from studies.dpadapter import report
 from studies.dpadapter import study as studying
 from studies.dpadapter.arms import Finetuning, Pretraining
-from studies.dpadapter.cells import Net, Noise, compute, weights
+from studies.dpadapter.cells import Finetuned, Net, Noise, compute, weights
 from studies.dpadapter.data import Data
 from studies.dpadapter.study import Study
 from tacit.data import fashion_mnist
@@ -109,11 +109,28 @@ def test_constants_are_crossed_and_learning_rates_chosen_per_way() -> None:
     choices = list(studying._choices(study, Path()))
     assert len(choices) == 2 * 4 * 2  # two ways to pretrain, four optimizers, two epsilons
     for choice in choices:
-        assert {t.downstream.epsilon for t in choice.trials} == {1.0}
-        assert {t.split for t in choice.trials} == {"tuning"}
-        assert {t.before.seed for t in choice.trials} == {0}
+        trials = [trial for trials in choice.trials for trial in trials]
+        assert {t.downstream.epsilon for t in trials} == {1.0}
+        assert {t.split for t in trials} == {"tuning"}
+        assert {t.before.seed for t in trials} == {0}
         assert [[c.before.seed for c in line] for line in choice.candidates] == [[0, 1], [0, 1]]
         assert {c.split for line in choice.candidates for c in line} == {"private"}
+
+
+def test_a_learning_rate_is_chosen_by_the_mean_over_several_nets() -> None:
+    tuned = Finetuning(of=("standard",), epsilon=(4.0,), lr=(0.1, 0.2), batch_size=20, steps=2)
+    study = small(finetune=(tuned,), seeds=(0, 1, 2), tuned_with=2)
+    (choice,) = studying._choices(study, Path())
+    assert [[t.before.seed for t in trials] for trials in choice.trials] == [[0, 1], [0, 1]]
+    scores = {0.1: (0.9, 0.1), 0.2: (0.6, 0.6)}  # the first net alone would choose 0.1
+    tried = {
+        t: Finetuned(accuracy=a, robust=0.0, noise_multiplier=1.0, epsilon=4.0, seconds=0.0, promise="")
+        for trials in choice.trials
+        for t, a in zip(trials, scores[trials[0].downstream.lr], strict=True)
+    }
+    assert [c.downstream.lr for c in choice.best(tried)] == [0.2] * 3
+    with pytest.raises(ValueError, match="at least 1"):
+        small(tuned_with=0)
 
 
 def test_public_and_private_rows_are_different_ones() -> None:

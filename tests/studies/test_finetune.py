@@ -80,6 +80,13 @@ def test_a_study_tunes_on_the_public_split_and_keeps_its_cells(features: Path, t
     assert report.render(result).facts["arms"][0]["epsilon"] == 1.0
 
 
+def test_arms_that_differ_in_their_rule_alone_have_a_line_each(features: Path, tmp_path: Path) -> None:
+    both = [Grid(scheme=("linear",), epsilon=(8.0,), rule=rule, batch_size=20, steps=(2,)) for rule in ("sgd", "adam")]
+    for arms, names in ((both, ["model: linear, SGD", "model: linear, Adam"]), (both[:1], ["model: linear"])):
+        result = studying.run(small(features, arms=tuple(arms)), out=tmp_path, progress=quiet)
+        assert [row[0] for row in report.by_epsilon(result).rows] == names
+
+
 def test_cells_are_computed_once(tmp_path: Path) -> None:
     done: list[Grid] = []
 
