@@ -35,11 +35,7 @@ def compiled(source: Path, wished: tuple[str, ...] = ()) -> ctypes.CDLL | None:
     for options in dict.fromkeys([(*_OPTIONS, *wished), _OPTIONS]):
         try:
             return ctypes.CDLL(str(_library(source, compiler, options)))
-        except (
-            OSError,
-            RuntimeError,
-            subprocess.SubprocessError,
-        ):  # no folder to write to, no home, a failing compiler
+        except (OSError, RuntimeError, subprocess.SubprocessError):  # no folder to write to, no home, no such option
             continue
     return None
 
