@@ -22,7 +22,15 @@ from tacit.gradients._norms import _ghost, _ghost_in_place, ghost_norms, square_
 from tacit.gradients.layers._norm import in_products
 
 compiled = pytest.mark.skipif(not kernels.kernels_in_use(), reason="needs a C compiler")
-SHAPES = [(3, 2, 1, 1), (2, 5, 3, 25), (4, 50, 97, 193), (2, 128, 8, 200), (3, 7, 192, 24), (1, 9, 2050, 31)]
+SHAPES = [
+    (3, 2, 1, 1),
+    (2, 5, 3, 25),
+    (4, 50, 97, 193),
+    (2, 128, 8, 200),
+    (3, 7, 192, 24),
+    (1, 9, 2050, 31),
+    (2, 127, 70, 9),
+]
 
 
 def whole_numbers(rows: int, positions: int, m: int, k: int) -> tuple[Tensor, Tensor]:

@@ -197,8 +197,9 @@ def _suits(values: Tensor) -> bool:
 
 
 def roundings(width: int) -> int:
-    """How often `ghost` rounds on the way to one scalar product of so many terms: a lane, the lanes, what is left."""
-    return max(min(width, TERMS) // n + n.bit_length() - 1 + min(width, n - 1) + 1 for n in LANES)
+    """How often `ghost` rounds on the way to one scalar product of so many terms: lane, lanes, rest, parts."""
+    parts = -(-width // TERMS)
+    return parts + max(min(width, TERMS) // n + n.bit_length() - 1 + min(width, n - 1) + 1 for n in LANES)
 
 
 def _described(t: Tensor) -> tuple[int, int, int]:

@@ -73,7 +73,7 @@ class Recorder:
         self._forward = True
         self.outputs: Tensor | None = None  # what the loss function returned beside the losses
         self._fixed = False  # while looking for zero positions: no place is chosen by values
-        self._left_out: list[Tensor] = []  # the largest magnitude of what was left out as zero
+        self._left_out: list[Tensor] = []  # how much of what was left out as zero is not
         self.closed = False  # after the pass: a handle that the model kept is a plain value
 
     def handle(self, name: str) -> TracedParameter:

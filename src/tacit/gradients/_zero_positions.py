@@ -62,8 +62,8 @@ class Live:
     gaps: tuple[tuple[int, int], ...]
 
     def left_out(self, g: Tensor) -> list[Tensor]:
-        """The largest magnitude in each stretch of (rows, positions, features); not a number if it holds one."""
-        return [g[:, start:end].abs().amax() for start, end in self.gaps]
+        """How many entries in each stretch of (rows, positions, features) are not zero; NaN is not."""
+        return [torch.count_nonzero(g[:, start:end]) for start, end in self.gaps]
 
     def spread(self, values: Tensor, positions: int) -> Tensor:
         """Values at the live positions, zeros elsewhere."""

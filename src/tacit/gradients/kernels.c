@@ -17,7 +17,7 @@ enum { LANES = 16, HIGH = 8 }; /* 32 registers */
 #else
 enum { LANES = 8, HIGH = 4 };
 #endif
-enum { WIDE = 3 * LANES, ROWS = 96, COLUMNS = 192, LONGEST = 128, TERMS = 1024, RUN = 4096 };
+enum { WIDE = 3 * LANES, ROWS = 192, COLUMNS = 192, LONGEST = 128, TERMS = 1024, RUN = 4096 };
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef float unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
@@ -30,6 +30,24 @@ static inline lanes load(const float *from) {
 #endif
     return found;
 }
+
+enum { HALF = LANES / 2, SPAN = 3 * HALF, TALL = 128, AHEAD = 2048 };
+typedef double doubles __attribute__((vector_size(8 * HALF)));
+
+/* So many floats from here on, as doubles, and the sum of so many doubles; GCC's own code for the first with eight
+   lanes is three shuffles. */
+#ifdef __AVX512F__
+static inline doubles widened(const float *from) { return (doubles)_mm512_cvtps_pd(_mm256_loadu_ps(from)); }
+static inline double together(doubles values) { return _mm512_reduce_add_pd((__m512d)values); }
+#else
+static inline doubles widened(const float *from) {
+    typedef float halves __attribute__((vector_size(4 * HALF)));
+    halves found;
+    memcpy(&found, from, sizeof found);
+    return __builtin_convertvector(found, doubles);
+}
+static inline double together(doubles values) { return (values[0] + values[1]) + (values[2] + values[3]); }
+#endif
 
 /* out (HIGH x WIDE) = sum over t of a[t]^T b[t]. */
 static void tile(const float *restrict a, const float *restrict b, size length, float *restrict out) {
@@ -49,7 +67,8 @@ static void tile(const float *restrict a, const float *restrict b, size length, 
 }
 
 /* Positions of some columns, a panel of `wide` columns after the other; zeros beyond the last column. */
-static void pack(const float *from, size step, size length, size columns, size wide, float *to) {
+static inline __attribute__((always_inline)) void pack(const float *from, size step, size length, size columns,
+                                                       size wide, float *to) {
     for (size first = 0; first < columns; first += wide) {
         const size some = columns - first < wide ? columns - first : wide;
         for (size t = 0; t < length; t++, to += wide) {
@@ -61,6 +80,17 @@ static void pack(const float *from, size step, size length, size columns, size w
                 memcpy(to, line, some * sizeof *to);
             }
         }
+    }
+}
+
+/* into (WIDE) += weight * from, in double. */
+static inline void add(double *restrict into, const float *restrict from, double weight) {
+#pragma GCC unroll 6
+    for (int i = 0; i < WIDE; i += HALF) {
+        doubles sum;
+        memcpy(&sum, into + i, sizeof sum);
+        sum += weight * widened(from + i);
+        memcpy(into + i, &sum, sizeof sum);
     }
 }
 
@@ -86,11 +116,8 @@ static void weighted_sum(const float *u, size u_row, size u_position, const floa
                     for (size j = 0; j < wide; j += WIDE)
                         for (size i = 0; i < high; i += HIGH) {
                             tile(a + i * length, b + j * length, length, product);
-                            for (int x = 0; x < HIGH; x++) {
-                                double *into = sums + (i + x) * COLUMNS + j;
-                                for (int y = 0; y < WIDE; y++)
-                                    into[y] += weights[n] * (double)product[x * WIDE + y];
-                            }
+                            for (int x = 0; x < HIGH; x++)
+                                add(sums + (i + x) * COLUMNS + j, product + x * WIDE, weights[n]);
                         }
                 }
             }
@@ -101,84 +128,126 @@ static void weighted_sum(const float *u, size u_row, size u_position, const floa
     }
 }
 
-static inline float across(lanes s) {
-    typedef float four __attribute__((vector_size(16)));
-    four part[LANES / 4];
-    memcpy(part, &s, sizeof s);
-#if defined(__AVX512F__)
-    const four sum = (part[0] + part[2]) + (part[1] + part[3]);
+/* The sums of the lanes of LANES vectors, in their order; lanes are added in pairs, pairs of these and so on. */
+#ifdef __AVX512F__
+static inline lanes lane_sums(const lanes s[LANES]) {
+    __m512 a[2], b[4], c[2];
+    for (int i = 0; i < 4; i++) { /* four vectors at a time: each 128 bits of b[i] have one sum of each */
+        for (int j = 0; j < 2; j++) {
+            const __m512 x = (__m512)s[4 * i + 2 * j], y = (__m512)s[4 * i + 2 * j + 1];
+            a[j] = _mm512_add_ps(_mm512_unpacklo_ps(x, y), _mm512_unpackhi_ps(x, y));
+        }
+        const __m512d x = _mm512_castps_pd(a[0]), y = _mm512_castps_pd(a[1]);
+        b[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+    }
+    for (int i = 0; i < 2; i++)
+        c[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0x88),
+                             _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0xdd));
+    return (lanes)_mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
+}
 #else
-    const four sum = part[0] + part[1];
+static inline lanes lane_sums(const lanes s[LANES]) {
+    lanes found;
+    for (int i = 0; i < LANES; i++)
+        found[i] = ((s[i][0] + s[i][4]) + (s[i][2] + s[i][6])) + ((s[i][1] + s[i][5]) + (s[i][3] + s[i][7]));
+    return found;
+}
 #endif
-    return (sum[0] + sum[2]) + (sum[1] + sum[3]);
+
+/* Of positions: DOWN x ACROSS scalar products are formed together, and BLOCK x BLOCK before they are used. */
+enum { DOWN = 4, ACROSS = LANES / DOWN, BLOCK = 64 };
+
+/* Where some positions from `first` on begin; zeros stand beyond the last one. */
+static inline void positions_from(const float *row, size step, size first, size positions, int count,
+                                  const float *where[]) {
+    static const float zeros[TERMS];
+    for (int i = 0; i < count; i++)
+        where[i] = first + i < positions ? row + (first + i) * step : zeros;
 }
 
-/* Adds the scalar products of four positions with three others: a lane at a time, then the lanes, then the rest. */
-static void products_of(const float *const t[4], const float *const s[3], size start, size end, double out[12]) {
-    lanes sums[12] = {{0}};
-    const size whole = start + (end - start) / LANES * LANES;
-    for (size x = start; x < whole; x += LANES) {
-        const lanes s0 = load(s[0] + x), s1 = load(s[1] + x), s2 = load(s[2] + x);
+/* The scalar products of DOWN positions with ACROSS others: a lane at a time, then the lanes, then the rest. */
+static inline lanes products_of(const float *const t[DOWN], const float *const s[ACROSS], size width) {
+    lanes sums[LANES] = {{0}};
+    const size whole = width / LANES * LANES;
+    for (size x = 0; x < whole; x += LANES) {
+        lanes others[ACROSS];
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) {
-            const lanes left = load(t[i] + x);
-            sums[3 * i] += left * s0;
-            sums[3 * i + 1] += left * s1;
-            sums[3 * i + 2] += left * s2;
+        for (int j = 0; j < ACROSS; j++)
+            others[j] = load(s[j] + x);
+#pragma GCC unroll 4
+        for (int i = 0; i < DOWN; i++) {
+            const lanes mine = load(t[i] + x);
+#pragma GCC unroll 4
+            for (int j = 0; j < ACROSS; j++)
+                sums[i * ACROSS + j] += mine * others[j];
         }
     }
-    for (int i = 0; i < 12; i++) {
-        float found = across(sums[i]);
-        for (size x = whole; x < end; x++)
-            found += t[i / 3][x] * s[i % 3][x];
-        out[i] += (double)found;
+    lanes found = lane_sums(sums);
+    if (whole < width) {
+        float rest[LANES];
+        memcpy(rest, &found, sizeof rest);
+        for (size x = whole; x < width; x++)
+            for (int i = 0; i < LANES; i++)
+                rest[i] += t[i / ACROSS][x] * s[i % ACROSS][x];
+        memcpy(&found, rest, sizeof rest);
     }
+    return found;
 }
 
-/* Of vectors of any length, TERMS at a time in float. */
-static void products(const float *const t[4], const float *const s[3], size width, double out[12]) {
-    for (int i = 0; i < 12; i++)
-        out[i] = 0;
-    for (size x = 0; x < width; x += TERMS)
-        products_of(t, s, x, width - x < TERMS ? width : x + TERMS, out);
+/* The scalar products of a block of positions from t on with one from s on, LANES of them after each other; none whose
+   second positions all come after the first. TERMS at a time, and these sums are added in float. */
+static void products(const float *row, size step, size width, size positions, size t, size s, float *out) {
+    for (size start = 0; start < width; start += TERMS) {
+        const size some = width - start < TERMS ? width - start : TERMS;
+        float *to = out;
+        for (size i = t; i < t + BLOCK && i < positions; i += DOWN) {
+            const float *mine[DOWN], *others[ACROSS];
+            positions_from(row + start, step, i, positions, DOWN, mine);
+            for (size j = s; j < s + BLOCK && j < i + DOWN && j < positions; j += ACROSS, to += LANES) {
+                positions_from(row + start, step, j, positions, ACROSS, others);
+                const lanes found = products_of(mine, others, some) + (start ? load(to) : (lanes){0});
+                memcpy(to, &found, sizeof found);
+            }
+        }
+    }
 }
 
 /* For each row n from first to last: found = sum_ts (u_t u_s)(v_t v_s), most = (sum_t |u_t| |v_t|)^2, largest = the
    largest |u_t|^2 or |v_t|^2; every scalar product in float, everything else in double. Each pair of positions once. */
 static void ghost(const float *u, size u_row, size u_position, size m, const float *v, size v_row, size v_position,
                   size k, size positions, size first, size last, double *found, double *most, double *largest) {
+    float left[BLOCK * BLOCK], right[BLOCK * BLOCK];
     for (size n = first; n < last; n++) {
+        doubles pairs = {0};
         double total = 0, sizes = 0, high = 0;
-        for (size t = 0; t < positions; t += 4)
-            for (size s = 0; s <= t + 3 && s < positions; s += 3) {
-                const float *ut[4], *vt[4], *us[3], *vs[3];
-                double left[12], right[12];
-                for (int i = 0; i < 4; i++) {
-                    const size at = t + i < positions ? t + i : positions - 1;
-                    ut[i] = u + n * u_row + at * u_position;
-                    vt[i] = v + n * v_row + at * v_position;
-                }
-                for (int j = 0; j < 3; j++) {
-                    const size at = s + j < positions ? s + j : positions - 1;
-                    us[j] = u + n * u_row + at * u_position;
-                    vs[j] = v + n * v_row + at * v_position;
-                }
-                products(ut, us, m, left);
-                products(vt, vs, k, right);
-                for (int i = 0; i < 4 && t + i < positions; i++)
-                    for (int j = 0; j < 3 && s + j <= t + i; j++) {
-                        const double a = left[3 * i + j], b = right[3 * i + j];
-                        if (s + j < t + i) {
-                            total += 2 * a * b;
-                            continue;
+        for (size t = 0; t < positions; t += BLOCK)
+            for (size s = 0; s <= t; s += BLOCK) {
+                const float *a = left, *b = right;
+                products(u + n * u_row, u_position, m, positions, t, s, left);
+                products(v + n * v_row, v_position, k, positions, t, s, right);
+                for (size i = t; i < t + BLOCK && i < positions; i += DOWN)
+                    for (size j = s; j < s + BLOCK && j < i + DOWN && j < positions; j += ACROSS) {
+                        if (j + ACROSS <= i) { /* pairs of different positions alone */
+                            pairs += widened(a) * widened(b) + widened(a + HALF) * widened(b + HALF);
+                        } else {
+                            for (int x = 0; x < LANES; x++) {
+                                const size down = i + x / ACROSS, over = j + x % ACROSS;
+                                const double product = (double)a[x] * (double)b[x];
+                                if (over < down) {
+                                    total += 2 * product;
+                                } else if (over == down) {
+                                    total += product;
+                                    sizes += sqrt(product);
+                                    high = a[x] > high || a[x] != a[x] ? a[x] : high;
+                                    high = b[x] > high || b[x] != b[x] ? b[x] : high;
+                                }
+                            }
                         }
-                        total += a * b;
-                        sizes += sqrt(a * b);
-                        high = a > high || a != a ? a : high;
-                        high = b > high || b != b ? b : high;
+                        a += LANES;
+                        b += LANES;
                     }
             }
-        found[n] = total;
+        found[n] = total + 2 * together(pairs);
         most[n] = sizes * sizes;
         largest[n] = high;
     }
@@ -252,24 +321,6 @@ static void outer_norms(const float *u, size u_row, size m, const float *v, size
     }
 }
 
-enum { HALF = LANES / 2, SPAN = 3 * HALF, TALL = 128, AHEAD = 2048 };
-typedef double doubles __attribute__((vector_size(8 * HALF)));
-
-/* So many floats from here on, as doubles, and the sum of so many doubles; GCC's own code for the first with eight
-   lanes is three shuffles. */
-#ifdef __AVX512F__
-static inline doubles widened(const float *from) { return (doubles)_mm512_cvtps_pd(_mm256_loadu_ps(from)); }
-static inline double together(doubles values) { return _mm512_reduce_add_pd((__m512d)values); }
-#else
-static inline doubles widened(const float *from) {
-    typedef float halves __attribute__((vector_size(4 * HALF)));
-    halves found;
-    memcpy(&found, from, sizeof found);
-    return __builtin_convertvector(found, doubles);
-}
-static inline double together(doubles values) { return (values[0] + values[1]) + (values[2] + values[3]); }
-#endif
-
 /* For each row n from first to last and each channel c: shift[n][c] = the mean of z and square[n][c] = the mean of z^2,
    less 1, over positions, for z = (x - mean_c) scale_c; x (rows, channels, positions) without gaps, results in lines of
    `step`. Differences, their squares and all sums are double; what leaves is rounded to float. */
@@ -334,8 +385,9 @@ static void outer(const double *restrict a, const double *restrict b, size lengt
 }
 
 /* As `pack`, but of rows of a matrix, in double, each multiplied by its weight (1 without weights) or zero. */
-static inline __attribute__((always_inline)) void widen(const float *from, size step, const double *weights, const unsigned char *skip, size length,
-                  size columns, size wide, double *to) {
+static inline __attribute__((always_inline)) void widen(const float *from, size step, const double *weights,
+                                                        const unsigned char *skip, size length, size columns,
+                                                        size wide, double *to) {
     for (size first = 0; first < columns; first += wide) {
         const size some = columns - first < wide ? columns - first : wide;
         for (size t = 0; t < length; t++, to += wide) {
