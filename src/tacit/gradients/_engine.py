@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit._deprecation import renamed_argument
+from tacit._malloc import keep_freed_memory
 from tacit._refusals import ENDING, of_the_machine
 from tacit.gradients._batches import change, count_rows, leaves, row_shapes, rows_of
 from tacit.gradients._checks import KEPT, Checks
@@ -71,6 +72,7 @@ class Engine(Checks):
         super().__init__(model, per_sample_loss, microbatch)
         self.clip = as_policy(clip)
         self._calls = 0
+        keep_freed_memory()
 
     @property
     def served(self) -> dict[str, str]:
