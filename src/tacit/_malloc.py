@@ -11,15 +11,15 @@ import os
 import platform
 from functools import cache
 
-KEPT = 1 << 30  # bytes at the top of the heap that are not given back, and the largest block that is taken from it
-_USUAL = 32 << 20  # the largest block in older versions of glibc
+KEPT = 1 << 30  # bytes at the top of the heap that are not given back
+USUAL = 32 << 20  # blocks from this size on are not from the heap: they would leave holes that fit nothing
 _TRIM, _MMAP = -1, -3  # mallopt's names
 _CHOICES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 @cache
 def keep_freed_memory() -> bool:
-    """Let glibc's malloc keep up to a gigabyte that was freed, for the rest of the process; returns whether it does.
+    """Let glibc's malloc keep up to a gigabyte of small blocks that were freed, from now on; returns whether it does.
 
     Nothing is changed elsewhere, nor where the environment decides: by malloc's own variables, or by `TACIT_MALLOC=0`.
     """
@@ -30,4 +30,4 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return bool(mallopt(_TRIM, KEPT)) and any(mallopt(_MMAP, size) for size in (KEPT, _USUAL))
+    return bool(mallopt(_TRIM, KEPT)) and bool(mallopt(_MMAP, USUAL))  # the latter is where it ends up by itself

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from tacit.gradients import _kernels
+from tacit.gradients._large_sums import zeros
 from tacit.gradients._norms import built_norms, ghost_norms, square_norms
 from tacit.gradients._units import Units
 
@@ -306,7 +307,7 @@ class Lines:
         if bad is not None:
             values = values.masked_fill(bad[self.owners, None], 0)
         scaled = values * weights[self.owners, None]
-        return weights.new_zeros(self.shape).index_add_(0, self.lines, scaled)
+        return zeros(self.shape, weights).index_add_(0, self.lines, scaled)
 
 
 Piece = PerRow | Factored | Lookup | PerUnit | Lines
