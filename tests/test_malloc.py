@@ -45,5 +45,5 @@ def test_an_engine_keeps_what_was_freed() -> None:
 @pytest.mark.parametrize("name", ["TACIT_MALLOC", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"])
 def test_the_environment_decides(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "0")
-    monkeypatch.setattr(_malloc.ctypes, "CDLL", None)  # nothing is asked, then
+    monkeypatch.setattr("ctypes.CDLL", None)  # nothing is asked, then
     assert not _malloc.keep_freed_memory.__wrapped__()
