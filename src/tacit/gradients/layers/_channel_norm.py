@@ -15,9 +15,9 @@ from torch import Tensor
 from tacit.gradients._grad_factors import PerRow, wide
 from tacit.gradients._kernels import channel_sums
 from tacit.gradients._recorder import Recorder
-from tacit.gradients._traced_parameter import Target, TracedParameter, plain, rule
+from tacit.gradients._traced_parameter import TracedParameter, plain, rule
 from tacit.gradients._units import split_rows
-from tacit.gradients.layers._norm import affine
+from tacit.gradients.layers._norm import Use, affine
 
 
 class _FrozenBatchNorm(torch.autograd.Function):
@@ -36,7 +36,7 @@ class _FrozenBatchNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (g,) = grads
         x, w, mean, rstd = ctx.saved_tensors
-        _record(*ctx.use, g, x, mean, rstd)
+        _record(ctx.use, g, x, mean, rstd)
         dx = None
         if ctx.needs_input_grad[0]:
             scale = rstd if w is None else rstd * w
@@ -51,8 +51,9 @@ class _GroupNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, w: Tensor | None, b: Tensor | None, groups: int, eps: float, use: Any, _: Tensor
     ) -> Tensor:
-        ctx.sizes = (x.shape[0], x.shape[1], x[0, 0].numel(), groups)
-        y, mean, rstd = torch.native_group_norm(x, w, b, *ctx.sizes, eps)
+        rows, channels, positions = x.shape[0], x.shape[1], x[0, 0].numel()
+        y, mean, rstd = torch.native_group_norm(x, w, b, rows, channels, positions, groups, eps)
+        ctx.sizes = (rows, channels, positions, groups)
         ctx.save_for_backward(x, w, mean, rstd)
         ctx.use = use
         return y
@@ -62,7 +63,7 @@ class _GroupNorm(torch.autograd.Function):
         (g,) = grads
         x, w, mean, rstd = ctx.saved_tensors
         each = ctx.sizes[1] // ctx.sizes[3]
-        _record(*ctx.use, g, x, *(t.repeat_interleave(each, 1) for t in (mean, rstd)))
+        _record(ctx.use, g, x, *(t.repeat_interleave(each, 1) for t in (mean, rstd)))
         dx = None
         if ctx.needs_input_grad[0]:
             wanted = [True, False, False]
@@ -70,10 +71,9 @@ class _GroupNorm(torch.autograd.Function):
         return dx, None, None, None, None, None, None
 
 
-def _record(
-    recorder: Recorder, on_weight: Target | None, on_bias: Target | None, g: Tensor, x: Tensor, mean: Tensor, r: Tensor
-) -> None:
+def _record(use: Use, g: Tensor, x: Tensor, mean: Tensor, r: Tensor) -> None:
     """Read off each row's gradients; mean and r are (channels,) or (rows, channels)."""
+    recorder, on_weight, on_bias = use
     g, x, mean, r = (wide(t) for t in (g, x, mean, r))
     targets = [target for target in (on_weight, on_bias) if target is not None]
     found = channel_sums(g.contiguous(), x.contiguous(), mean, r) or in_torch(g, x, mean, r)
