@@ -191,3 +191,22 @@ def test_a_wrong_rule_is_caught(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> 
         found = engine(x)
     assert engine.by_row
     assert_close(found.sum, brute_force(model, loss, x, 1.0, list(range(4)))[0], 1e-5)
+
+
+def test_one_unlucky_row_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a number at a kink may be, for one synthetic row: the second draw has other rows."""
+    first: list[Tensor] = []
+
+    def unlucky(g: Tensor, x: Tensor, *statistics: Tensor) -> Any:
+        first.append(x[0].clone())
+        gain, shift = channel_norm.in_torch(g, x, *statistics)
+        return gain * (1.05 if any(torch.allclose(row, first[0]) for row in x) else 1), shift
+
+    monkeypatch.setattr(channel_norm, "channel_sums", unlucky)
+    torch.manual_seed(3)
+    model = random_statistics(nn.Sequential(nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(20, 3)))
+    x = torch.randn(4, 4, 5)
+    engine = Engine(model, loss, clip=1.0)
+    found = engine(x)
+    assert not engine.by_row
+    assert_close(found.sum, brute_force(model, loss, x, 1.0, list(range(4)))[0], 1e-5)
