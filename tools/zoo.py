@@ -143,6 +143,7 @@ SIZES = {
     "word_embed_proj_dim": 32,
 }
 OWN: dict[str, dict[str, Any]] = {
+    "funnel": {"architectures": ["FunnelModel"]},  # the one with a decoder; there are two
     "big_bird": {"attention_type": "original_full"},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
 }

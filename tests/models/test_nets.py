@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tacit import models
 from tacit.gradients import Engine
 
-FAST = {"linear", "convolution", "layer norm", "scaling", "addition", "expansion"}
+FAST = {"linear", "convolution", "layer norm", "group norm", "batch norm", "scaling", "addition", "expansion"}
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Eight kernels in C for CPUs, `kernels.c`, compiled at first use where there is a C compiler; torch serves elsewhere.
+"""Nine kernels in C for CPUs, `kernels.c`, compiled at first use where there is a C compiler; torch serves elsewhere.
 
 Per-unit products in float32 whose sum is float64 have no counterpart in torch: there each product is written to
 memory, read again and converted, which costs as much as the product. The kernels have the bounds of the code that they
@@ -182,6 +182,35 @@ def channel_moments(x: Tensor, mean: Tensor, scale: Tensor, out: Tensor | None =
     shift = out.data_ptr()
     _share("moments", rows, x.numel(), *given, shift, shift + 4 * out.stride(0), out.stride(1))
     return out
+
+
+def channel_sums(g: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor] | None:
+    """For each row and channel: scale sum_t g_t (x_t - mean) and sum_t g_t, over positions t; None: unsuited.
+
+    g and x are (rows, channels, …), mean and scale (channels,) or (rows, channels). Sums are float64, what is returned
+    is float32.
+    """
+    rows, channels = x.shape[:2]
+    if not (
+        g.dtype == x.dtype == mean.dtype == scale.dtype == torch.float32
+        and g.device.type == x.device.type == "cpu"
+        and type(g) is type(x) is Tensor
+        and g.shape == x.shape
+        and g.is_contiguous()
+        and x.is_contiguous()
+        and x.numel()
+        and mean.shape == scale.shape  # beyond their ends the kernel would read what lies behind
+        and mean.shape in (x.shape[1:2], x.shape[:2])
+        and mean.is_contiguous()
+        and scale.is_contiguous()
+        and kernels_in_use()
+    ):
+        return None
+    gain, shift = torch.empty(rows, channels), torch.empty(rows, channels)
+    positions, step = x.numel() // (rows * channels), channels if mean.dim() == 2 else 0
+    given = (g.data_ptr(), x.data_ptr(), channels, positions, mean.data_ptr(), scale.data_ptr(), step)
+    _share("channel_sums", rows, 2 * x.numel(), *given, gain.data_ptr(), shift.data_ptr())
+    return gain, shift
 
 
 def _suits(values: Tensor) -> bool:

@@ -360,6 +360,38 @@ static void moments(const float *x, size channels, size positions, const float *
         }
 }
 
+/* For each row n from first to last and each channel c: shift[n][c] = sum_t g_t and gain[n][c] = scale sum_t g_t (x_t -
+   mean) over positions; g and x (rows, channels, positions) without gaps, mean and scale (rows, channels) in lines of
+   `step`, 0 if all rows have the same. Differences, products and sums are double; what leaves is rounded to float. */
+static void channel_sums(const float *g, const float *x, size channels, size positions, const float *mean,
+                         const float *scale, size step, size first, size last, float *gain, float *shift) {
+    for (size n = first; n < last; n++)
+        for (size c = 0; c < channels; c++) {
+            const size place = n * channels + c;
+            const float *from = x + place * positions, *by = g + place * positions;
+            const double center = mean[n * step + c];
+            doubles sums[2] = {{0}}, products[2] = {{0}};
+            size t = 0;
+            for (; t + 2 * HALF <= positions; t += 2 * HALF) {
+                __builtin_prefetch(from + t + AHEAD);
+                __builtin_prefetch(by + t + AHEAD);
+#pragma GCC unroll 2
+                for (int i = 0; i < 2; i++) {
+                    const doubles each = widened(by + t + i * HALF);
+                    sums[i] += each;
+                    products[i] += each * (widened(from + t + i * HALF) - center);
+                }
+            }
+            double sum = together(sums[0] + sums[1]), product = together(products[0] + products[1]);
+            for (; t < positions; t++) {
+                sum += (double)by[t];
+                product += (double)by[t] * ((double)from[t] - center);
+            }
+            gain[place] = (float)(product * (double)scale[n * step + c]);
+            shift[place] = (float)sum;
+        }
+}
+
 /* out (HIGH x SPAN) += sum over t of a[t]^T b[t], in double. */
 static void outer(const double *restrict a, const double *restrict b, size length, double *out, size step) {
     doubles sums[HIGH][3] = {{{0}}};
@@ -475,6 +507,8 @@ KERNEL(norm_sums, FROM(0), given[1], given[2], FROM(3), given[4], given[5], FROM
 KERNEL(square_norms, FROM(0), given[1], given[2], first, last, TO(double, 3))
 KERNEL(outer_norms, FROM(0), given[1], given[2], FROM(3), given[4], given[5], first, last, TO(double, 6))
 KERNEL(moments, FROM(0), given[1], given[2], FROM(3), FROM(4), first, last, TO(float, 5), TO(float, 6), given[7])
+KERNEL(channel_sums, FROM(0), FROM(1), given[2], given[3], FROM(4), FROM(5), given[6], first, last, TO(float, 7),
+       TO(float, 8))
 KERNEL(outer_sum, FROM(0), given[1], FROM(2), given[3], TO(const double, 4), TO(const unsigned char, 5), given[6],
        given[7], given[8], first, last, TO(double, 9))
 KERNEL(row_sum, FROM(0), given[1], TO(const double, 2), TO(const unsigned char, 3), given[4], first, last, TO(double, 5))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit.gradients._grad_factors import PerRow
-from tacit.gradients._recorder import Recorder
+from tacit.gradients._recorder import Recorder, UnsupportedPattern
 from tacit.gradients._traced_parameter import TracedParameter, plain, rule
 
 _FOLD = "Z"  # the letter of rows that one row of the batch was folded into
@@ -22,7 +22,8 @@ class _Einsum(torch.autograd.Function):
         ctx.letters, ctx.use = letters, use
         ctx.save_for_backward(x, weight)
         rows, parts, out = letters
-        return torch.einsum(f"{rows},{parts}->{out}", x, weight)
+        # As it is, but no view of the product that nobody else has: views of views made here must not be changed.
+        return torch.einsum(f"{rows},{parts}->{out}", x, weight).data
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -30,10 +31,14 @@ class _Einsum(torch.autograd.Function):
         recorder, target = ctx.use
         x, weight = ctx.saved_tensors
         rows, parts, out = ctx.letters
-        first, folded = rows[0], _FOLD
-        per_row = f"{first}{folded}{rows[1:]},{first}{folded}{out[1:]}->{first}{parts}"
-        values = torch.einsum(per_row, recorder.rows_first(target, x), recorder.rows_first(target, g))
-        recorder.record(target, PerRow(values))
+        x_rows, g_rows = recorder.rows_first(target, x), recorder.rows_first(target, g)
+        dim = max(recorder.plan.batch_dim.get(target.names[0], 0), 0)
+        first = rows[dim]
+        if out[dim] != first or first in parts:  # no letter of rows
+            raise UnsupportedPattern(target.names[0])
+        (left, right), lead = (letters.replace(first, "") for letters in (rows, out)), first + _FOLD
+        per_row = f"{lead}{left},{lead}{right}->{first}{parts}"
+        recorder.record(target, PerRow(torch.einsum(per_row, x_rows, g_rows)))
         back = torch.einsum(f"{out},{parts}->{rows}", g, weight) if ctx.needs_input_grad[0] else None
         return back, None, None, None, None
 

@@ -15,6 +15,7 @@ from tacit.gradients._traced_parameter import Target, TracedParameter, plain, ru
 def reduce_rows(recorder: Recorder, target: Target, g: Tensor) -> Tensor:
     """Undo broadcasting within each row: (…rows…) -> (rows, *shape of the parameter)."""
     shape = target.shape
+    recorder.learns_rows(target, g)
     dim = max(recorder.plan.batch_dim.get(target.names[0], 0), 0)
     missing = g.dim() - len(shape)
     if dim >= missing and shape[dim - missing] != 1:

@@ -163,15 +163,6 @@ def affine(x: Tensor, weight: Any, bias: Any, channels_first: bool) -> Any:
     return x
 
 
-@rule(F.group_norm, torch.group_norm)
-def group_norm(
-    _recorder: Recorder, input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
-) -> Any:
-    if isinstance(input, TracedParameter):
-        return NotImplemented
-    return affine(F.group_norm(input, num_groups, eps=eps), weight, bias, channels_first=True)
-
-
 @rule(F.rms_norm, torch.rms_norm)
 def rms_norm(
     _recorder: Recorder, input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None
@@ -179,41 +170,3 @@ def rms_norm(
     if isinstance(input, TracedParameter):
         return NotImplemented
     return affine(F.rms_norm(input, list(normalized_shape), eps=eps), weight, None, channels_first=False)
-
-
-@rule(F.instance_norm)
-def instance_norm(
-    _recorder: Recorder,
-    input: Any,
-    running_mean: Any = None,
-    running_var: Any = None,
-    weight: Any = None,
-    bias: Any = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Any:
-    if isinstance(input, TracedParameter):
-        return NotImplemented
-    normal = F.instance_norm(input, running_mean, running_var, None, None, use_input_stats, momentum, eps)
-    return affine(normal, weight, bias, channels_first=True)
-
-
-@rule(F.batch_norm, torch.batch_norm)
-def batch_norm(
-    _recorder: Recorder,
-    input: Any,
-    running_mean: Any,
-    running_var: Any,
-    weight: Any = None,
-    bias: Any = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    *_: Any,
-) -> Any:
-    """With frozen statistics BatchNorm is an affine map; with live ones it mixes rows and the engine refuses it."""
-    if isinstance(input, TracedParameter):
-        return NotImplemented
-    normal = F.batch_norm(input, running_mean, running_var, None, None, training, momentum, eps)
-    return affine(normal, weight, bias, channels_first=True)
