@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import math
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +15,7 @@ from tacit import _checkpoints as checkpoints
 from tacit._context import PrivacyContext, takes_context
 from tacit._curator import Curator
 from tacit._deprecation import renamed_argument
+from tacit._locks import ForkSafeLock
 from tacit._saving import save_result
 from tacit.adapt._clipped_step import Clipped
 from tacit.adapt._default_rate import rate_for, strain_of_noise
@@ -28,7 +28,7 @@ from tacit.adapt._normalization import normalization
 from tacit.adapt._options import check_counts, check_options
 from tacit.adapt._participation import Participation, numbered
 from tacit.adapt._privacy_config import DP, Privacy
-from tacit.adapt._ranks import admit, check_batch_alike, open_stream
+from tacit.adapt._ranks import admit, admit_unnamed, check_batch_alike, open_stream
 from tacit.adapt._settled import (
     adapted,
     check_batch,
@@ -186,7 +186,7 @@ class Adapter:
             self.watch.forecast(strain_of_noise(privacy, self.origin, noise=self.stream.noise_multiplier, **terms))
         self.optimizer = self._new_optimizer()
         self._kind: Any = None  # of a row, from the first batch on
-        self._read, self._turn = logits, threading.RLock()
+        self._read, self._turn = logits, ForkSafeLock()
         self.normalize = normalization(normalize, model)
         self._repeats, self.classes = steps, classes
         self._step = self._make_step(microbatch, curator)
@@ -210,7 +210,7 @@ class Adapter:
             ValueError: Invalid images or ids; the batch has contributed nothing.
         """
         unit_ids = renamed_argument("units", units, "unit_ids", unit_ids, where="Adapter")
-        with self._turn, torch.inference_mode(False):  # two threads in one step would count a unit once
+        with self._turn.held(), torch.inference_mode(False):  # two threads in one step would count a unit once
             labels = self._check(images, unit_ids)
             images = change(images, lambda t: t.clone() if t.is_inference() else t.detach())
             if count_rows(images) == 0:
@@ -259,7 +259,8 @@ class Adapter:
 
     def state_dict(self) -> dict[str, Tensor]:
         """A copy of the model's parameters and buffers as they are now. In the private form all of it is released."""
-        return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+        with self._turn.held():
+            return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
 
     def predict(self, images: Any) -> Tensor:
         """The model's logits as it is now; nothing is learnt, charged or counted.
@@ -271,16 +272,18 @@ class Adapter:
             Logits, rows first.
         """
         check_batch(images)
-        return self._step.predict(change(images, finite_values))
+        with self._turn.held():  # within a step parameters are moved, and layers are watched
+            return self._step.predict(change(images, finite_values))
 
     def start(self, images: Any) -> None:
         """Check the model on a blank row like these and charge for the stream, before its first batch is there.
 
         A checkpoint that is saved after this and before the first batch leaves nothing to lose to a kill.
         """
-        self._check(images, None if isinstance(images, Tensor) and images.dim() < 1 else [0] * count_rows(images))
-        if self._kind is None:
-            self._prepare(blank_rows(self.model, images, self._few))
+        with self._turn.held():
+            self._check(images, None if isinstance(images, Tensor) and images.dim() < 1 else [0] * count_rows(images))
+            if self._kind is None:
+                self._prepare(blank_rows(self.model, images, self._few))
 
     @property
     def _few(self) -> int:
@@ -289,10 +292,11 @@ class Adapter:
 
     def reset(self) -> None:
         """Back to the source model, with nothing remembered and a new noise block. Who took part is not forgotten."""
-        self._restore()
-        self.generator.set_state(self._first_patches)
-        if self.stream is not None:
-            self.stream.reset()
+        with self._turn.held():
+            self._restore()
+            self.generator.set_state(self._first_patches)
+            if self.stream is not None:
+                self.stream.reset()
 
     def continue_from(self, values: dict[str, Tensor]) -> None:
         """Go on from other released parameters (an earlier version, say), with nothing remembered.
@@ -302,10 +306,11 @@ class Adapter:
         Args:
             values: A value for every adapted parameter, by name.
         """
-        self.masters.load(values)
-        self.optimizer = self._new_optimizer()
-        self.memory.forget()
-        self.watch.forget()
+        with self._turn.held():
+            self.masters.load(values)
+            self.optimizer = self._new_optimizer()
+            self.memory.forget()
+            self.watch.forget()
 
     @property
     def guarantee(self) -> Guarantee | None:
@@ -341,8 +346,9 @@ class Adapter:
         Returns:
             The folder.
         """
-        receipt = None if self.stream is None or self.stream.receipt is None else self.stream.receipt.id
-        return save_result(folder, self.model, self, stage="adapt", format=format, title=title, receipt=receipt)
+        with self._turn.held():
+            receipt = None if self.stream is None or self.stream.receipt is None else self.stream.receipt.id
+            return save_result(folder, self.model, self, stage="adapt", format=format, title=title, receipt=receipt)
 
     def _repr_html_(self) -> str:
         said = html.escape(repr(self).removeprefix("Adapter(").removesuffix(")"))
@@ -354,7 +360,10 @@ class Adapter:
             check_batch_alike(self.team, images, units)
         if self.stream is not None:
             self.stream.lease()
-        self.has_unit_ids = units is not None and (self.has_unit_ids or self.steps == 0)
+        so_far = self.has_unit_ids or self.steps == 0
+        if units is None and so_far:  # the last checkpoint, if this process is killed, says that all had one
+            admit_unnamed(self.team, self.participation)
+        self.has_unit_ids = units is not None and so_far
         taking = finite if units is None else finite & admit(self.team, self.participation, units, self.steps)
         rows = self._step.rows(images, units)
         try:

@@ -122,6 +122,14 @@ def admit(team: Team | None, participation: Participation, units: Tensor, step: 
     return team.lead(lambda: participation.admit(units, step))
 
 
+def admit_unnamed(team: Team | None, participation: Participation) -> None:
+    """Rows without ids take part, and the record says so."""
+    if team is None:
+        participation.admit_unnamed()
+    else:
+        team.alone(participation.admit_unnamed)
+
+
 def check_batch_alike(team: Team, images: Any, units: Tensor | None) -> None:
     """Refuse ranks that were called with different batches: each row would be somebody else's on every rank.
 

@@ -84,7 +84,7 @@ def restored_generators() -> Iterator[None]:
 
 @contextmanager
 def _by(key: NoiseKey) -> Iterator[None]:
-    with _turn.held(), _states_of(key):  # two at once would draw from each other's, and put a secret state back for everybody
+    with _turn.held(), _states_of(key):  # two at once would put a secret state back for everybody
         yield
 
 
