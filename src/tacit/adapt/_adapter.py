@@ -28,7 +28,7 @@ from tacit.adapt._normalization import normalization
 from tacit.adapt._options import check_counts, check_options
 from tacit.adapt._participation import Participation, numbered
 from tacit.adapt._privacy_config import DP, Privacy
-from tacit.adapt._ranks import admit, admit_unnamed, check_batch_alike, open_stream
+from tacit.adapt._ranks import admit, check_batch_alike, open_stream
 from tacit.adapt._settled import (
     adapted,
     check_batch,
@@ -176,14 +176,12 @@ class Adapter:
         self.has_unit_ids = False  # whether every batch came with unit_ids=
         self.steps, self.resumed = 0, False  # batches seen, or given up after a kill: the number of the next one
         self.optimize = {"kind": optimizer, "lr": lr, "momentum": momentum}
+        noise = 0.0 if self.stream is None else self.stream.noise_multiplier
+        terms: Any = {"batch_size": batch_size, "momentum": momentum, "noise": noise}
         if lr == "auto":
-            noise = 0.0 if self.stream is None else self.stream.noise_multiplier
-            self.optimize["lr"] = rate_for(
-                privacy, self.origin, batch_size=batch_size, momentum=momentum, optimizer=optimizer, noise=noise
-            )
+            self.optimize["lr"] = rate_for(privacy, self.origin, optimizer=optimizer, **terms)
         if self.stream is not None and optimizer == "sgd":
-            terms: Any = {"lr": float(self.optimize["lr"]), "batch_size": batch_size, "momentum": momentum}
-            self.watch.forecast(strain_of_noise(privacy, self.origin, noise=self.stream.noise_multiplier, **terms))
+            self.watch.forecast(strain_of_noise(privacy, self.origin, lr=float(self.optimize["lr"]), **terms))
         self.optimizer = self._new_optimizer()
         self._kind: Any = None  # of a row, from the first batch on
         self._read, self._turn = logits, ForkSafeLock()
@@ -259,8 +257,7 @@ class Adapter:
 
     def state_dict(self) -> dict[str, Tensor]:
         """A copy of the model's parameters and buffers as they are now. In the private form all of it is released."""
-        with self._turn.held():
-            return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+        return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
 
     def predict(self, images: Any) -> Tensor:
         """The model's logits as it is now; nothing is learnt, charged or counted.
@@ -346,9 +343,8 @@ class Adapter:
         Returns:
             The folder.
         """
-        with self._turn.held():
-            receipt = None if self.stream is None or self.stream.receipt is None else self.stream.receipt.id
-            return save_result(folder, self.model, self, stage="adapt", format=format, title=title, receipt=receipt)
+        receipt = None if self.stream is None or self.stream.receipt is None else self.stream.receipt.id
+        return save_result(folder, self.model, self, stage="adapt", format=format, title=title, receipt=receipt)
 
     def _repr_html_(self) -> str:
         said = html.escape(repr(self).removeprefix("Adapter(").removesuffix(")"))
@@ -361,10 +357,8 @@ class Adapter:
         if self.stream is not None:
             self.stream.lease()
         so_far = self.has_unit_ids or self.steps == 0
-        if units is None and so_far:  # the last checkpoint, if this process is killed, says that all had one
-            admit_unnamed(self.team, self.participation)
+        taking = finite & admit(self.team, self.participation, units, self.steps, named=so_far)
         self.has_unit_ids = units is not None and so_far
-        taking = finite if units is None else finite & admit(self.team, self.participation, units, self.steps)
         rows = self._step.rows(images, units)
         try:
             found = self._step(rows, None if bool(taking.all()) else taking, step=self.steps)
@@ -411,12 +405,9 @@ class Adapter:
         return ema_entropy < threshold * math.log(count)
 
     def _restore(self) -> None:
-        self.masters.load(self.origin)
         if self.statistics is not None:
             self.statistics.reset()
-        self.optimizer = self._new_optimizer()
-        self.memory.forget()
-        self.watch.forget()
+        self.continue_from(self.origin)
 
     def _check(self, images: Any, unit_ids: Any) -> Tensor | None:
         """Everything that can be wrong with a batch, before anything is charged or changed."""
