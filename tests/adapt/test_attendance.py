@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from obvious import Curious, Loss, apart, images, net, norm_of, slow
-from torch import Tensor
+from torch import Tensor, nn
 
 from tacit.adapt import DP, Adapter, Tent
 from tacit.adapt._participation import Participation
@@ -119,6 +119,33 @@ def test_a_line_that_a_kill_cut_off_is_no_obstacle(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="damaged") as error:
         Participation(1, 1).resume(path)
     assert "two" not in str(error.value)
+
+
+def test_who_came_without_an_id_is_noted_before_the_release(tmp_path: Path) -> None:
+    """In the file, once, wherever it moves; earlier versions read a line that names nobody."""
+    first = Participation(1, 1)
+    first.keep_at(tmp_path / "who")
+    admitted(first, [7], 0)
+    assert not first.unnamed
+    for _ in range(2):
+        first.admit_unnamed()
+    assert len((tmp_path / "who").read_text().splitlines()) == 3
+    second = Participation(1, 1)
+    second.resume(tmp_path / "who")
+    assert second.unnamed
+    second.keep_at(tmp_path / "elsewhere")
+    third = Participation(1, 1)
+    third.resume(tmp_path / "elsewhere")
+    assert third.unnamed
+    assert admitted(third, [7, 8], 5) == [False, True]
+    fourth = Participation(1, 1)
+    fourth.keep_at(tmp_path / "fourth")
+    with (tmp_path / "fourth").open("a") as file:
+        file.write("9 123")  # where a disk was full: what comes next is glued to it
+    with pytest.raises(OSError, match="damaged"):
+        fourth.admit_unnamed()
+    fourth.admit_unnamed()
+    assert fourth.unnamed
 
 
 def test_two_processes_on_one_file_never_admit_twice(tmp_path: Path) -> None:
@@ -236,6 +263,50 @@ def test_two_threads_do_not_let_a_unit_into_two_releases() -> None:
         thread.join()
     assert adapter.steps == 2
     assert sorted(norm_of(total) > 0 for total in curator.sums) == [False, True]
+
+
+def test_predictions_of_other_threads_are_in_no_release() -> None:
+    """Rows that another thread had the model predict meanwhile were in the private statistics."""
+
+    class Gate(nn.Module):
+        """Has another thread predict in the middle of every pass of a step."""
+
+        predict: Any = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.predict is not None and threading.current_thread() is threading.main_thread():
+                thread = threading.Thread(target=self.predict, daemon=True)
+                thread.start()
+                thread.join(0.1)  # those that wait for the step are done after it
+            return x
+
+    def released(others: Tensor, through: str) -> Tensor:
+        torch.manual_seed(0)
+        gate = Gate()
+        layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), gate, nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3)]
+        seen: list[Tensor] = []
+        adapter = Tent(
+            nn.Sequential(*layers).eval(),
+            privacy=DP(epsilon=2.0, delta=1e-6, clip=1.0),
+            batch_size=4,
+            ledger=Ledger("sqlite://"),
+            statistics="private",
+            curator=lambda event: seen.append(event.clipped_sum.sum["batch statistics"]),
+        )
+        batch = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+        adapter.start(batch)
+
+        def predict() -> None:
+            with torch.no_grad():
+                adapter.predict(others) if through == "adapter" else adapter.model(others)
+
+        gate.predict = predict
+        adapter(batch)
+        return seen[0]
+
+    for through in ("adapter", "model"):
+        alone = released(torch.zeros(4, 1, 8, 8), through)
+        assert torch.equal(released(torch.full((4, 1, 8, 8), 9.0), through), alone)
 
 
 def test_where_nobody_takes_part_noise_is_released_all_the_same() -> None:

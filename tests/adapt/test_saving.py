@@ -450,6 +450,33 @@ def test_without_the_list_of_who_took_part_after_the_first_save(tmp_path: Path) 
     assert not again.participation.admit(torch.arange(ROWS), again.steps).any()
 
 
+def test_a_list_of_who_took_part_that_was_emptied(tmp_path: Path) -> None:
+    save_adapter(run(fresh(tmp_path), 0, 2, units=True), tmp_path / "checkpoint")
+    (who,) = tmp_path.glob("*.attendance")
+    for left in (b"", who.read_bytes().splitlines(keepends=True)[0]):
+        who.write_bytes(left)
+        refused(fresh(tmp_path), tmp_path, "names nobody")
+
+
+def test_rows_without_ids_after_the_last_save_are_not_forgotten(tmp_path: Path) -> None:
+    """After a kill the card said that everybody had an id, for so had all those before the save."""
+
+    def killed() -> None:
+        adapter = run(fresh(tmp_path), 0, 2, units=True)
+        save_adapter(adapter, tmp_path / "checkpoint")
+        assert adapter.has_unit_ids
+        run(adapter, 2, 3)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_a_child(killed) == signal.SIGKILL
+    adapter = fresh(tmp_path)
+    resume_adapter(adapter, tmp_path / "checkpoint")
+    assert not adapter.has_unit_ids
+    adapter(batch(adapter.steps), unit_ids=torch.arange(ROWS) + 1000)
+    assert not adapter.has_unit_ids
+    assert any("not every batch came with unit_ids" in said for said in adapter.assumptions)
+
+
 def test_an_adapter_that_has_begun(tmp_path: Path) -> None:
     adapter = run(fresh(tmp_path), 0, 1)
     save_adapter(adapter, tmp_path / "checkpoint")

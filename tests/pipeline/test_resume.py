@@ -160,6 +160,17 @@ def test_the_same_charge_twice_in_one_run_is_two_charges(tmp_path: Path) -> None
     assert resumed[2] not in resumed[:2]
 
 
+def test_a_receipt_that_was_closed_is_not_charged_again_for_free(tmp_path: Path) -> None:
+    """A search closes its receipt without an entry; after `finish` the next equal charge was that one, live again."""
+    ledger = RunLedger(tmp_path / "ledger.db", "run")
+    ledger.subject("s", Budget(8.0, 1e-6))
+    first = ledger.charge("s", events.gaussian(4.0), stage="tune", note="search")
+    first.close()
+    ledger.finish()
+    assert [entry.kind for entry in ledger.entries("s")].count("settle") == 1
+    assert ledger.charge("s", events.gaussian(4.0), stage="tune", note="search").id != first.id
+
+
 def test_what_was_given_away_is_not_adopted(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "book.db")
     ledger.subject("people", Budget(8.0, 1e-5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 from tacit import ErrorEvent, finetune, tune
 from tacit._refusals import Refusal
 from tacit.gradients import clipped_sum
-from tacit.privacy import Budget, Ledger, Neighbours, Receipt, Unit, events, grid_sum, mechanisms, rehearsal
+from tacit.privacy import Budget, Ledger, Neighbours, Receipt, Unit, events, grid_sum, mechanisms, rehearsal, sampling
 
 BOX = tune.Space(lr=(0.1, 1.0), steps=(2, 30))
 ONE = Budget(1.0, 1e-5)
@@ -105,6 +106,28 @@ def test_a_dry_run_puts_generators_back_and_is_short() -> None:
     tune.train(draws, point, ONE, ledger=Ledger("sqlite://"), subject="people")
     assert [(stage, steps) for stage, steps, _ in seen] == [(DRY, 20), ("tune", 500)]
     assert seen[1][2] == expected
+
+
+def test_a_trainable_may_compute_in_a_thread_of_its_own() -> None:
+    """Its steps waited forever for the dry run, which had the global generators for itself and waited for them."""
+
+    def threaded(hyperparameters: tune.Hyperparameters, mu: float, receipt: Receipt) -> float:
+        found: list[float] = []
+
+        def work() -> None:
+            with sampling.randomness(receipt):
+                torch.rand(3)
+            found.append(works(hyperparameters, mu, receipt))
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(5.0)
+        return found[0]
+
+    point = tune.Hyperparameters(lr=0.1, steps=5)
+    before = torch.get_rng_state()
+    tune.train(threaded, point, ONE, ledger=Ledger("sqlite://"), subject="people")
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("how", ["DPGD", "DPSGD", "DPFTRL"])

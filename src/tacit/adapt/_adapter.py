@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import math
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +15,7 @@ from tacit import _checkpoints as checkpoints
 from tacit._context import PrivacyContext, takes_context
 from tacit._curator import Curator
 from tacit._deprecation import renamed_argument
+from tacit._locks import ForkSafeLock
 from tacit._saving import save_result
 from tacit.adapt._clipped_step import Clipped
 from tacit.adapt._default_rate import rate_for, strain_of_noise
@@ -176,17 +176,15 @@ class Adapter:
         self.has_unit_ids = False  # whether every batch came with unit_ids=
         self.steps, self.resumed = 0, False  # batches seen, or given up after a kill: the number of the next one
         self.optimize = {"kind": optimizer, "lr": lr, "momentum": momentum}
+        noise = 0.0 if self.stream is None else self.stream.noise_multiplier
+        terms: Any = {"batch_size": batch_size, "momentum": momentum, "noise": noise}
         if lr == "auto":
-            noise = 0.0 if self.stream is None else self.stream.noise_multiplier
-            self.optimize["lr"] = rate_for(
-                privacy, self.origin, batch_size=batch_size, momentum=momentum, optimizer=optimizer, noise=noise
-            )
+            self.optimize["lr"] = rate_for(privacy, self.origin, optimizer=optimizer, **terms)
         if self.stream is not None and optimizer == "sgd":
-            terms: Any = {"lr": float(self.optimize["lr"]), "batch_size": batch_size, "momentum": momentum}
-            self.watch.forecast(strain_of_noise(privacy, self.origin, noise=self.stream.noise_multiplier, **terms))
+            self.watch.forecast(strain_of_noise(privacy, self.origin, lr=float(self.optimize["lr"]), **terms))
         self.optimizer = self._new_optimizer()
         self._kind: Any = None  # of a row, from the first batch on
-        self._read, self._turn = logits, threading.RLock()
+        self._read, self._turn = logits, ForkSafeLock()
         self.normalize = normalization(normalize, model)
         self._repeats, self.classes = steps, classes
         self._step = self._make_step(microbatch, curator)
@@ -210,7 +208,7 @@ class Adapter:
             ValueError: Invalid images or ids; the batch has contributed nothing.
         """
         unit_ids = renamed_argument("units", units, "unit_ids", unit_ids, where="Adapter")
-        with self._turn, torch.inference_mode(False):  # two threads in one step would count a unit once
+        with self._turn.held(), torch.inference_mode(False):  # two threads in one step would count a unit once
             labels = self._check(images, unit_ids)
             images = change(images, lambda t: t.clone() if t.is_inference() else t.detach())
             if count_rows(images) == 0:
@@ -271,16 +269,18 @@ class Adapter:
             Logits, rows first.
         """
         check_batch(images)
-        return self._step.predict(change(images, finite_values))
+        with self._turn.held():  # within a step parameters are moved, and layers are watched
+            return self._step.predict(change(images, finite_values))
 
     def start(self, images: Any) -> None:
         """Check the model on a blank row like these and charge for the stream, before its first batch is there.
 
         A checkpoint that is saved after this and before the first batch leaves nothing to lose to a kill.
         """
-        self._check(images, None if isinstance(images, Tensor) and images.dim() < 1 else [0] * count_rows(images))
-        if self._kind is None:
-            self._prepare(blank_rows(self.model, images, self._few))
+        with self._turn.held():
+            self._check(images, None if isinstance(images, Tensor) and images.dim() < 1 else [0] * count_rows(images))
+            if self._kind is None:
+                self._prepare(blank_rows(self.model, images, self._few))
 
     @property
     def _few(self) -> int:
@@ -289,10 +289,11 @@ class Adapter:
 
     def reset(self) -> None:
         """Back to the source model, with nothing remembered and a new noise block. Who took part is not forgotten."""
-        self._restore()
-        self.generator.set_state(self._first_patches)
-        if self.stream is not None:
-            self.stream.reset()
+        with self._turn.held():
+            self._restore()
+            self.generator.set_state(self._first_patches)
+            if self.stream is not None:
+                self.stream.reset()
 
     def continue_from(self, values: dict[str, Tensor]) -> None:
         """Go on from other released parameters (an earlier version, say), with nothing remembered.
@@ -302,10 +303,11 @@ class Adapter:
         Args:
             values: A value for every adapted parameter, by name.
         """
-        self.masters.load(values)
-        self.optimizer = self._new_optimizer()
-        self.memory.forget()
-        self.watch.forget()
+        with self._turn.held():
+            self.masters.load(values)
+            self.optimizer = self._new_optimizer()
+            self.memory.forget()
+            self.watch.forget()
 
     @property
     def guarantee(self) -> Guarantee | None:
@@ -354,8 +356,9 @@ class Adapter:
             check_batch_alike(self.team, images, units)
         if self.stream is not None:
             self.stream.lease()
-        self.has_unit_ids = units is not None and (self.has_unit_ids or self.steps == 0)
-        taking = finite if units is None else finite & admit(self.team, self.participation, units, self.steps)
+        so_far = self.has_unit_ids or self.steps == 0
+        taking = finite & admit(self.team, self.participation, units, self.steps, named=so_far)
+        self.has_unit_ids = units is not None and so_far
         rows = self._step.rows(images, units)
         try:
             found = self._step(rows, None if bool(taking.all()) else taking, step=self.steps)
@@ -402,12 +405,9 @@ class Adapter:
         return ema_entropy < threshold * math.log(count)
 
     def _restore(self) -> None:
-        self.masters.load(self.origin)
         if self.statistics is not None:
             self.statistics.reset()
-        self.optimizer = self._new_optimizer()
-        self.memory.forget()
-        self.watch.forget()
+        self.continue_from(self.origin)
 
     def _check(self, images: Any, unit_ids: Any) -> Tensor | None:
         """Everything that can be wrong with a batch, before anything is charged or changed."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from tacit._files import write_atomically
 
 _MARK = 64  # bytes
+_UNNAMED = f"{1 << 63}\n"  # the line that says that somebody came without an id; it names no unit to earlier versions
 _MOVED = (
     "The list of who took part is not where it was: another process has resumed this stream and moved it, or somebody "
     "has. Stop here, or resume the last checkpoint with private= naming its folder."
@@ -27,6 +28,9 @@ class Participation:
     The file gets one line per step, on disk before the step's release, so that a unit never takes part once more
     because a process died. Where an older process still writes there, what counts is the order of the lines: a unit
     is admitted by what stands before the own line. Where a newer one has moved the file, the older one admits nobody.
+
+    Attributes:
+        unnamed: Whether anybody came without an id. A checkpoint does not know of those that came after it.
     """
 
     def __init__(self, contributions: int, separation: int) -> None:
@@ -36,6 +40,7 @@ class Participation:
         self._mark = b""  # how the file begins: each that is made has a first line of its own
         self._read = 0  # bytes of the file that were taken in
         self._seen: dict[int, tuple[int, int]] = {}  # unit -> (steps it took part in, the last of them)
+        self.unnamed = False
 
     def admit(self, units: Tensor, step: int) -> Tensor:
         """Which rows may take part at this step (all rows of a unit or none); notes who does.
@@ -56,6 +61,17 @@ class Participation:
             self._note(_line(step, wanted))
         return torch.tensor([unit in allowed for unit in units.tolist()], dtype=torch.bool)
 
+    def admit_unnamed(self) -> None:
+        """Rows without ids take part: noted before their release, so that nothing says that every row had one."""
+        if self._path is None:
+            self.unnamed = True
+        elif not self.unnamed:
+            self._append(self._path, _UNNAMED)
+            for line in self._new_lines(self._path):
+                self._note(line)
+            if not self.unnamed:
+                raise OSError(f"The end of {self._path} is damaged: that rows come without ids must be noted there.")
+
     def resume(self, path: Path) -> None:
         """Take over what an earlier process noted, and go on noting there."""
         if not path.exists():
@@ -63,6 +79,7 @@ class Participation:
         found = path.read_bytes()
         self._path, self._mark, self._read = path, found[:_MARK], 0
         self._seen.clear()
+        self.unnamed = False
         if not found.endswith(b"\n"):  # cut off by a kill, hence before its release
             self._append(path, "\n")
         for line in self._new_lines(path):
@@ -80,7 +97,7 @@ class Participation:
         for line in [] if self._path is None else self._new_lines(self._path):  # of an older process, until now
             self._note(line)
         past = [_line(last - i, [unit]) for unit, (times, last) in self._seen.items() for i in reversed(range(times))]
-        content = "".join([_first_line(), *past]).encode()
+        content = "".join([_first_line(), *([_UNNAMED] if self.unnamed else []), *past]).encode()
         write_atomically(path, content, 0o600)  # half of it would let the others take part once more
         before, self._path = self._path, path
         self._mark, self._read = content[:_MARK], len(content)
@@ -98,6 +115,7 @@ class Participation:
             step, *units = (int(word) for word in line.split() or ("0",))
         except ValueError:
             raise ValueError(f"The file {self._path}, which tells who took part, is damaged.") from None
+        self.unnamed = self.unnamed or line == _UNNAMED
         for unit in units:
             times, last = self._seen.get(unit, (0, -1))
             if times == 0 or last != step:

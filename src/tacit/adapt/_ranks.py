@@ -115,8 +115,19 @@ class SharedStream(NoisyStream):
         return {name: value.to(total.sum[name].device) for name, value in found.items()}
 
 
-def admit(team: Team | None, participation: Participation, units: Tensor, step: int) -> Tensor:
-    """Which rows may take part; of several ranks the first one keeps the record."""
+def admit(
+    team: Team | None, participation: Participation, units: Tensor | None, step: int, *, named: bool
+) -> Tensor | bool:
+    """Which rows may take part (True: all, nothing says whose they are); of several ranks the first keeps the record.
+
+    `named`: every row so far had an id, as the last checkpoint says; that one has none is noted before its release.
+    """
+    if units is None:
+        if named and team is not None:
+            team.alone(participation.admit_unnamed)
+        elif named:
+            participation.admit_unnamed()
+        return True
     if team is None:
         return participation.admit(units, step)
     return team.lead(lambda: participation.admit(units, step))

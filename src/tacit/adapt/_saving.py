@@ -51,7 +51,7 @@ def save_adapter(adapter: Adapter, path: str | Path, *, private: str | Path | No
         private: The folder of the private file; by default that of the ledger's SQLite file.
     """
     if adapter.team is None:
-        with adapter._turn:  # between two steps, whichever thread makes them
+        with adapter._turn.held():  # between two steps, whichever thread makes them
             _save(adapter, path, private)
     else:
         adapter.team.alone(lambda: _save(adapter, path, private))
@@ -150,6 +150,9 @@ def _resume(adapter: Adapter, stream: NoisyStream, facts: dict[str, Any], privat
     if (facts["units"] or adapter.unit != Unit.SAMPLE) and not participation.exists():
         raise ValueError(f"Who took part is not in {participation}: say where it is with private=.")
     adapter.participation.resume(participation)
+    if facts["units"] and not adapter.participation.anyone:
+        raise ValueError(f"The file {participation}, which tells who took part, names nobody: it was cut or replaced.")
+    facts["has_unit_ids"] &= not adapter.participation.unnamed  # rows may have come without ids after the save
     secret = _unpack_secret(file.read_bytes()) if file.exists() else None
     if secret is not None and leases.digest(secret) != facts["save"]:
         secret = None  # of another save than this checkpoint

@@ -8,6 +8,7 @@ rows. Here each unit's own moments are bounded and released with its gradient, a
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -94,14 +95,18 @@ class BatchStatistics:
     def watched(self) -> Iterator[list[Tensor]]:
         """While a model runs, its forward notes the moments of its BatchNorm layers' inputs.
 
-        That is one matrix, rows x `width`; of a layer that is used several times, the mean over its uses.
+        That is one matrix, rows x `width`; of a layer that is used several times, the mean over its uses. What other
+        threads have the model predict meanwhile is not of this batch, and is not noted.
         """
+        here = threading.get_ident()
         uses = [0] * len(self.layers)
         noted: list[Tensor] = []
         parts: list[Tensor] = []  # of the matrix, for each layer: (2, rows, channels)
 
         def look(place: int) -> Any:
             def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+                if threading.get_ident() != here:
+                    return
                 x = inputs[0].detach()
                 if not parts:
                     noted.append(torch.empty(len(x), self.width, dtype=torch.float32, device=x.device))

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,8 @@ def _same_deal(folder: Path, parts: tuple[bytes, ...], *, sources: int, samples:
                 f"The ledgers in {folder} are those of another partition (other data, sources, samples or seed): "
                 "give a new folder, and remember that people in both have spent both."
             )
+        with suppress(OSError):  # another's file, or a medium without permissions
+            path.chmod(0o600)  # earlier versions let everybody read it
         return
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(wanted), 0o600)  # whoever knows all rows but one finds that one by the digest

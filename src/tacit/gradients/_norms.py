@@ -8,8 +8,6 @@ and Stability of Numerical Algorithms, section 3.1: n terms are off by at most n
 from __future__ import annotations
 
 import math
-import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit._locks import ForkSafeLock
 from tacit.gradients import _kernels
 
 _PRECISIONS: list[Any] = [  # of matrix products, on GPUs and in oneDNN
@@ -34,7 +33,7 @@ _GRAM_FLOOR = 40 * _UNIT  # and so much in float32, at least, where a unit has s
 
 
 _inside: list[list[str]] = []  # for each thread inside `full_precision` what the first of them has found
-_deciding = threading.Lock()
+_deciding = ForkSafeLock()
 
 
 @contextmanager
@@ -42,14 +41,15 @@ def full_precision() -> Iterator[None]:
     """Products of float32 in float32, whatever the user has allowed for speed (TF32, bfloat16): bounds rest on it.
 
     The switches are the process's: of several threads inside, the last one to leave puts back what the first has found.
+    In a forked child those threads never leave, and it stays precise.
     """
-    with _deciding:
+    with _deciding.held():
         _inside.append(_inside[0] if _inside else [each.fp32_precision for each in _PRECISIONS])
         _set(["ieee"] * len(_PRECISIONS))
     try:
         yield
     finally:
-        with _deciding:
+        with _deciding.held():
             before = _inside.pop()
             if not _inside:
                 _set(before)
@@ -59,15 +59,6 @@ def _set(precisions: list[str]) -> None:
     for each, value in zip(_PRECISIONS, precisions, strict=True):
         if each.fp32_precision != value:
             each.fp32_precision = value
-
-
-def _forked() -> None:
-    """The threads inside are not in a child, and nobody there gives back what they hold; so it stays precise."""
-    global _deciding
-    _deciding = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forked)
 
 
 def square_norms(values: Tensor, *, repair: bool = True) -> Tensor:

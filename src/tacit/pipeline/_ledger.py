@@ -8,10 +8,11 @@ run finds such a charge and makes it live again.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tacit.privacy import Ledger, Mode, Receipt, Remaining, epsilon_of, events, replay
+from tacit.privacy import Ledger, Mode, Receipt, ReceiptError, Remaining, epsilon_of, events, replay
 
 
 class RunLedger(Ledger):
@@ -57,6 +58,10 @@ class RunLedger(Ledger):
         for receipt in self._issued:
             if receipt.live:
                 self.settle(receipt, receipt.releases)
+                continue
+            with suppress(ReceiptError):  # settled, or given away on leases: the chain knows it
+                closed = replay.adopt(self, receipt.id)  # closed here alone (a search): released on, and open there
+                self.settle(closed, closed.releases)
         self._issued.clear()
 
     def finish_interrupted(self, subject: str) -> None:

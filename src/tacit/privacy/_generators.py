@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import random
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
+from tacit._locks import ForkSafeLock
 from tacit.privacy._noise import NoiseKey
 from tacit.privacy._receipts import Receipt, upcoming
 
 _WORDS, _FIRST = 624, 24  # of the Mersenne twister in torch's CPU state, and the byte where they begin
-_turn = threading.RLock()
-
-
-def _forked() -> None:
-    global _turn
-    _turn = threading.RLock()  # a thread that had it is not in a child
-
-
-os.register_at_fork(after_in_child=_forked)
+_turn = ForkSafeLock()
 
 
 @contextmanager
@@ -75,8 +66,25 @@ def reading_randomness(secret: str | None = None) -> Iterator[None]:
 
 
 @contextmanager
+def restored_generators() -> Iterator[None]:
+    """For code of others that releases on receipts of its own, in whatever threads: global generators are put back.
+
+    Nothing is secret within, and no thread waits but for those that compute by a key when this begins and ends: their
+    state would be kept, and put back for everybody.
+    """
+    kept = ExitStack()
+    with _turn.held():
+        kept.enter_context(_put_back())
+    try:
+        yield
+    finally:
+        with _turn.held():
+            kept.close()
+
+
+@contextmanager
 def _by(key: NoiseKey) -> Iterator[None]:
-    with _turn, _states_of(key):  # two at once would draw from each other's, and put a secret state back for everybody
+    with _turn.held(), _states_of(key):  # two at once would put a secret state back for everybody
         yield
 
 
@@ -84,16 +92,23 @@ def _by(key: NoiseKey) -> Iterator[None]:
 def _states_of(key: NoiseKey) -> Iterator[None]:
     drawn = key.words(_WORDS + 16)
     words = drawn.astype(np.int64) & 0xFFFFFFFF
-    numpy_state, python_state = np.random.get_state(), random.getstate()
-    with _torch_put_back() as seed:
+    with _put_back() as seed:
         seed(int(drawn[-1]))
         state = torch.get_rng_state()
         state[_FIRST : _FIRST + 8 * _WORDS].numpy().view(np.int64)[:] = words[:_WORDS]
         torch.set_rng_state(state)
         np.random.seed(words[_WORDS:])
         random.seed(":".join(map(str, words[_WORDS:].tolist())))
+        yield
+
+
+@contextmanager
+def _put_back() -> Iterator[Callable[[int], Any]]:
+    """All generators as they were, after; what seeds torch's, within."""
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    with _torch_put_back() as seed:
         try:
-            yield
+            yield seed
         finally:
             np.random.set_state(numpy_state)
             random.setstate(python_state)

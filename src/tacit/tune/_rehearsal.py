@@ -67,7 +67,7 @@ def rehearse(
     sampled = isinstance(trainable, Sampled) and trainable.sampled(point)
     event = trainable.event_with(point, 1.0) if isinstance(trainable, Sampled) and sampled else None
     event = event or event_of(trainable, point, mu, relation)
-    with sampling.fresh_randomness():
+    with sampling.restored_generators():  # not secret: what comes of them is thrown away
         model, wrong = trained(trainable, point, mu, rehearsal(event, unit=unit, neighbours=relation))
         what = "trainable" if wrong else ""
         if not wrong and score is not None:

@@ -111,7 +111,8 @@ class GaussianStream:
 
     def reset(self) -> None:
         """Start a new block with fresh noise (after the model was reset, say)."""
-        self._mixer = self.strategy.mixer()
+        with self._lock:  # a release that is being made puts its own noise back
+            self._mixer = self.strategy.mixer()
 
     def release(self, total: BoundedSum, *, noise: Mapping[str, float] | None = None) -> Released:
         """The next step's sum with its noise.
@@ -133,7 +134,7 @@ class GaussianStream:
             event, release, key = consume(self.receipt, type(self.receipt.event), _joint(bounds))
             fixed = _grids(total, bounds, event.noise_multiplier, noise, self.sensitivity)
             mixer = self.strategy.mixer() if self._over(event, release) else self._mixer
-            self.reset()  # what an interrupted step leaves behind must not be continued
+            self._mixer = self.strategy.mixer()  # what an interrupted step leaves behind must not be continued
             mixed = mixer.mix(_draw(total.sum, key, release), _shapes(total.sum))
             self._mixer = mixer
         return _add(_seen(total, self.receipt), mixed, fixed)

@@ -7,7 +7,17 @@ from tacit.privacy.sampling._sampling import (
     randomness,
     reading_key,
     reading_randomness,
+    restored_generators,
     uniforms,
 )
 
-__all__ = ["draw", "fresh_randomness", "model_key", "randomness", "reading_key", "reading_randomness", "uniforms"]
+__all__ = [
+    "draw",
+    "fresh_randomness",
+    "model_key",
+    "randomness",
+    "reading_key",
+    "reading_randomness",
+    "restored_generators",
+    "uniforms",
+]

@@ -15,7 +15,7 @@ from tacit.privacy._receipts import Receipt, upcoming
 
 _DRAW, _UNIFORMS = 1, 2  # purposes of uniforms
 randomness, fresh_randomness = generators.randomness, generators.fresh_randomness
-reading_randomness = generators.reading_randomness
+reading_randomness, restored_generators = generators.reading_randomness, generators.restored_generators
 
 
 def draw(receipt: Receipt, people: int, *, ahead: int = 0) -> Tensor:
