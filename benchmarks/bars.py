@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -38,9 +39,11 @@ from counted import Count, count
 from models import ViT
 from paired import THREADS, Bar, Result, Step, machine
 from tables import show
+from tacit.gradients import _kernels
 
 ROUNDS = 40
 COUNTED = 64  # rows of a step that is counted: ratios do not change with more of them
+SHAPES = {"50 positions": (64, 50, 192, 768), "128 positions": (8, 128, 384, 1536)}  # of a ViT, and of BERT
 LIGHT = ("opacus hooks", "opacus ghost", "torch.func")
 
 
@@ -139,6 +142,29 @@ def counts(line: Line) -> tuple[Count, Count]:
     return plain, private
 
 
+def speeds(rounds: int = 30) -> dict[str, tuple[float, float]]:
+    """How fast compiled Gram norms and sums of units multiply, next to torch's product of the same factors."""
+    found = {}
+    for name, (rows, positions, m, k) in SHAPES.items():
+        u, v = torch.randn(rows, positions, m), torch.randn(rows, positions, k)
+        weights = torch.ones(rows, dtype=torch.float64)
+        taken: list[list[float]] = [[], [], []]
+        works = (
+            lambda u=u, v=v: u.flatten(0, 1).T @ v.flatten(0, 1),
+            lambda u=u, v=v: _kernels.ghost(u, v),
+            lambda u=u, v=v, w=weights, run=positions: _kernels.weighted_sum(u, v, w, None, run),
+        )
+        for _ in range(rounds):
+            for times, work in zip(taken, works, strict=True):
+                start = time.perf_counter()
+                work()
+                times.append(time.perf_counter() - start)
+        product, gram, added = (median(times) for times in taken)
+        share = positions * (m + k) / 2 / (m * k)  # multiplications of the Gram norm, each pair once, next to those
+        found[name] = share * product / gram, product / added
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     known = lines()
@@ -173,6 +199,9 @@ def main() -> None:
             console.print(f"  {plain} -> {private}; {time.perf_counter() - start:.0f} s so far", markup=False)
             _keep(options.json, kept)
             _write(options.page, known, kept)
+    if "speeds" not in kept:
+        kept["speeds"] = speeds()
+        _keep(options.json, kept)
     if "growth" not in kept and (not options.row or "growth" in options.row):
         kept["growth"] = growth.measure(quick=options.quick)
         _keep(options.json, kept)

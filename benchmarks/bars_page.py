@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paired import Interval, Result, Row
@@ -10,30 +10,29 @@ from paired import Interval, Result, Row
 BEGIN, END = "<!-- bars: begin -->", "<!-- bars: end -->"
 PEERS = ("opacus hooks", "opacus ghost", "torch.func")
 SMALL = "norms-1"  # hardly anything to compute: its excess is the price of calls
+# Whose speed of Gram norms and sums a row has, see `bars.speeds`.
+SPEEDS = {"vit-64": "50 positions", "vit-256": "50 positions", "bert": "128 positions", "units": "50 positions"}
 # What the counts cannot show, by row. Edit and render again: rows that are kept are not run again.
-FULL = (
-    "every unit's products are converted to float64 and added, and Gram matrices of few positions, of which each pair "
-    "is formed once, run at about half the speed of large matrix products"
-)
-NORMS = "beside the layers' own operations a step checks the model for changes, records, clips and adds up"
+FULL = "Units are added up in float64, and factors are kept until the norms are known"
+NORMS = "Beside the layers' own operations a step checks the model for changes, records, clips and adds up"
 REASONS = {
     "vit-64": FULL,
     "vit-256": FULL,
     "bert": FULL + "; the word table's sum is float64: 94 MB that are zeroed in each step",
-    "convnext": "small layers, whose gradients per unit are built; depthwise convolutions are counted by torch alone",
+    "convnext": "Small layers, whose gradients per unit are built; depthwise convolutions are counted by torch alone",
     "norms-64": NORMS,
     "norms-8": NORMS,
     "norms-1": NORMS,
     "norms-ti-8": NORMS,
-    "probe": "rows are read and converted once more, for their norms and for the sum, beside two products",
+    "probe": "Rows are read and converted once more, for their norms and for the sum, beside two products",
     "linear-epoch": (
-        "float64 products, drawing units and noise by AES, and rounding sum and noise to the grid, beside a plain step "
+        "Float64 products, drawing units and noise by AES, and rounding sum and noise to the grid, beside a plain step "
         "of two small products"
     ),
-    "lora-epoch": "two small factors in each of twelve layers: calls, not products",
+    "lora-epoch": "Two small factors in each of twelve layers: calls, not products",
     "selective-epoch": NORMS,
     "units": (
-        "the reference is tacit's own step with rows as units; a unit of eight clips has 400 positions, so its "
+        "The reference is tacit's own step with rows as units; a unit of eight clips has 400 positions, so its "
         "gradient is built for the norm and its products are formed again for the sum"
     ),
 }
@@ -58,7 +57,7 @@ def section(rows: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
         lines.append(_line(_cells(rows[name], result)))
     parts.append("\n".join(lines))
     parts.append(_verdicts(results))
-    if misses := _misses(rows, results):
+    if misses := _misses(rows, results, kept):
         parts.append("**Why bars are missed, by what was counted.**\n\n" + misses)
     parts.append(_peers(results))
     if "growth" in kept:
@@ -125,18 +124,23 @@ def _milliseconds(row: Mapping[str, Any], result: Result) -> tuple[float, float]
     return reference, reference * private.ratio.median
 
 
-def _per_call(rows: Mapping[str, Any], results: Mapping[str, Result]) -> float | None:
-    """Microseconds that a further call costs where there is hardly anything to compute."""
+def _prices(rows: Mapping[str, Any], results: Mapping[str, Result]) -> tuple[float, float] | None:
+    """Microseconds of a call of torch and of one of Python, where there is hardly anything to compute.
+
+    The first is the plain step's time for each of its calls; the second what then remains of the private step's excess,
+    for each further call of a function in Python.
+    """
     if SMALL not in rows or (times := _milliseconds(rows[SMALL], results[SMALL])) is None:
         return None
     plain, private = rows[SMALL]["counts"]
-    more = private["calls"] - plain["calls"]
-    return 1000 * (times[1] - times[0]) / more if more > 0 else None
+    of_torch = 1000 * times[0] / plain["calls"]
+    rest = 1000 * (times[1] - times[0]) - (private["calls"] - plain["calls"]) * of_torch
+    return of_torch, max(rest / max(private.get("python", 0) - plain.get("python", 0), 1), 0.0)
 
 
-def _misses(rows: Mapping[str, Any], results: Mapping[str, Result]) -> str:
-    """For each time that is missed: how much of the excess multiplications and calls account for."""
-    price = _per_call(rows, results)
+def _misses(rows: Mapping[str, Any], results: Mapping[str, Result], kept: Mapping[str, Any]) -> str:
+    """For each time that is missed: what multiplications and calls account for."""
+    prices = _prices(rows, results)
     lines = []
     for name, result in results.items():
         missed = [v.bar for v in result.verdicts if v.met is False]
@@ -146,36 +150,55 @@ def _misses(rows: Mapping[str, Any], results: Mapping[str, Result]) -> str:
         if not any(bar.startswith("time") for bar in missed):
             lines.append(f"- {result.title}: {_other(missed, rows[name], result)}")
             continue
-        plain, private = rows[name]["counts"]
         excess = times[1] / times[0] - 1
-        products = private["multiplications"] / max(plain["multiplications"], 1) - 1
-        more = private["calls"] - plain["calls"]
-        text = (
-            f"- {result.title}: {100 * excess:.1f}% over the plain step of {times[0]:.1f} ms. Multiplications account "
-            f"for {100 * products:+.1f} points"
-        )
-        rest = excess - products
-        if price is not None and name != SMALL:
-            calls = max(min(more * price / 1000 / times[0], rest), 0.0)
-            rest -= calls
-            text += f", {more:,} more calls at up to {price:.1f} microseconds for {100 * calls:+.1f}"
-        elif name == SMALL and price is not None:
-            text += f"; there are {more:,} more calls, at {price:.1f} microseconds each if they are all of the rest"
-            rest = 0.0
+        text = f"- {result.title}: {100 * excess:.1f}% over the plain step of {times[0]:.1f} ms. "
+        points, said = _multiplied(rows[name], kept.get("speeds", {}).get(SPEEDS.get(name, "")))
+        text += said
+        if prices is not None:
+            more, words = _called(rows[name], times[0], prices)
+            points, text = points + more, text + words
+        plain, private = rows[name]["counts"]
         moved = (private["bytes"] - plain["bytes"]) / 2**20
-        if name != SMALL:
-            text += f"; {100 * rest:+.1f} points are left, with {moved:+,.0f} MB more read and written"
+        text += f". Together {100 * points:+.1f} points of {100 * excess:.1f}; {moved:+,.0f} MB are read and written"
         if name in REASONS:
-            text += f". What is behind that: {REASONS[name]}"
+            text += f". {REASONS[name]}"
         if others := [bar for bar in missed if not bar.startswith("time")]:
             text += ". " + _other(others, rows[name], result).removesuffix(".")
         lines.append(text + ".")
-    if price is not None and lines:
+    if prices is not None and lines:
         lines.append(
-            f"\nThe price of a call, {price:.1f} microseconds, is the whole excess of a step with one row over its "
-            f"further calls, so it includes Python and recording; elsewhere calls get the excess at most."
+            f"\nA call of torch is counted with {prices[0]:.0f} microseconds, which is the plain step with one row for "
+            f"each of its calls, and one of a Python function with {prices[1]:.2f}, which is what then remains of the "
+            f"private step with one row. Both are upper bounds where threads compute meanwhile, so that the sum may "
+            f"exceed what was measured."
         )
     return "\n".join(lines)
+
+
+def _multiplied(row: Mapping[str, Any], speed: Sequence[float] | None) -> tuple[float, str]:
+    """What multiplications account for, as a share of the plain step, and how that is said."""
+    plain, private = row["counts"]
+    whole = max(plain["multiplications"], 1)
+    products = private["multiplications"] / whole - 1
+    grams, sums = (private.get(kind, 0) / whole for kind in ("grams", "sums"))
+    if not speed or not grams:
+        return products, f"Multiplications account for {100 * products:+.1f} points"
+    points = products - 2 * grams + grams / speed[0] + sums * (1 / speed[1] - 1)
+    return points, (
+        f"Multiplications are {100 * products:+.1f}%; of them Gram norms ({100 * grams:.1f}% of the plain step's, each "
+        f"pair of positions once) run at {speed[0]:.2f} of the speed of torch's product and sums of units "
+        f"({100 * sums:.1f}%) at {speed[1]:.2f}, which makes {100 * points:+.1f} points"
+    )
+
+
+def _called(row: Mapping[str, Any], milliseconds: float, prices: tuple[float, float]) -> tuple[float, str]:
+    """The same for calls."""
+    plain, private = row["counts"]
+    more = [private.get(kind, 0) - plain.get(kind, 0) for kind in ("calls", "python")]
+    points = [count * price / 1000 / milliseconds for count, price in zip(more, prices, strict=True)]
+    return sum(points), (
+        f"; {more[0]:+,} calls of torch {100 * points[0]:+.1f}, {more[1]:+,} of Python {100 * points[1]:+.1f}"
+    )
 
 
 def _other(missed: list[str], row: Mapping[str, Any], result: Result) -> str:

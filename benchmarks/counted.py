@@ -5,8 +5,8 @@
 Multiplications are those of matrix products, convolutions and attention, as `torch.utils.flop_counter` counts them, one
 in float64 as two, for half as many fit into a register; the kernels of `tacit.gradients` are counted as the products of
 torch that they replace (with both halves of a Gram matrix).
-Bytes are what torch's operations read and write, views left out; calls are those operations. Nothing is timed, so this
-may run beside anything.
+Bytes are what torch's operations read and write, views left out; calls are those operations, Python calls those of
+functions in Python. Nothing is timed, so this may run beside anything.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,9 @@ class Count:
     multiplications: int
     bytes: int
     calls: int
+    python: int = 0
+    grams: int = 0  # multiplications in compiled Gram norms, each pair of positions once
+    sums: int = 0  # in compiled sums of units
 
 
 class _Traffic(TorchDispatchMode):
@@ -112,7 +116,27 @@ def count(step: Step, steps: int = STEPS) -> Count:
             step()
         traffic.append((seen.calls, seen.bytes))
     calls, size = min(traffic)
-    return Count(min(products), size, calls)
+    found = [_in_python(step) for _ in range(steps)]
+    grams, sums = min(kernels for _, kernels in found)
+    return Count(min(products), size, calls, min(python for python, _ in found), grams, sums)
+
+
+def _in_python(step: Step) -> tuple[int, tuple[int, int]]:
+    """Calls of Python functions in a step, and the multiplications of the compiled Gram norms and sums."""
+    work, share = Counter[str](), _kernels._share
+    events = Counter[str]()
+
+    def shared(kernel: str, parts: int, amount: int, *given: int) -> None:
+        work[kernel] += amount
+        share(kernel, parts, amount, *given)
+
+    with patch.object(_kernels, "_share", shared):
+        sys.setprofile(lambda _frame, event, _arg: events.update((event,)))
+        try:
+            step()
+        finally:
+            sys.setprofile(None)
+    return events["call"], (work["ghost"] // 2, work["weighted_sum"])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
