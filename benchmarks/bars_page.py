@@ -128,7 +128,7 @@ def _prices(rows: Mapping[str, Any], results: Mapping[str, Result]) -> tuple[flo
     """Microseconds of a call of torch and of one of Python, where there is hardly anything to compute.
 
     The first is the plain step's time for each of its calls; the second what then remains of the private step's excess,
-    for each further call of a function in Python.
+    for each further call that Python makes.
     """
     if SMALL not in rows or (times := _milliseconds(rows[SMALL], results[SMALL])) is None:
         return None
@@ -168,7 +168,7 @@ def _misses(rows: Mapping[str, Any], results: Mapping[str, Result], kept: Mappin
     if prices is not None and lines:
         lines.append(
             f"\nA call of torch is counted with {prices[0]:.0f} microseconds, which is the plain step with one row for "
-            f"each of its calls, and one of a Python function with {prices[1]:.2f}, which is what then remains of the "
+            f"each of its calls, and one that Python makes with {prices[1]:.2f}, which is what then remains of the "
             f"private step with one row. Both are upper bounds where threads compute meanwhile, so that the sum may "
             f"exceed what was measured."
         )
@@ -197,7 +197,7 @@ def _called(row: Mapping[str, Any], milliseconds: float, prices: tuple[float, fl
     more = [private.get(kind, 0) - plain.get(kind, 0) for kind in ("calls", "python")]
     points = [count * price / 1000 / milliseconds for count, price in zip(more, prices, strict=True)]
     return sum(points), (
-        f"; {more[0]:+,} calls of torch {100 * points[0]:+.1f}, {more[1]:+,} of Python {100 * points[1]:+.1f}"
+        f"; {more[0]:+,} calls of torch {100 * points[0]:+.1f}, {more[1]:+,} by Python {100 * points[1]:+.1f}"
     )
 
 

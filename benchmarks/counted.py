@@ -5,8 +5,8 @@
 Multiplications are those of matrix products, convolutions and attention, as `torch.utils.flop_counter` counts them, one
 in float64 as two, for half as many fit into a register; the kernels of `tacit.gradients` are counted as the products of
 torch that they replace (with both halves of a Gram matrix).
-Bytes are what torch's operations read and write, views left out; calls are those operations, Python calls those of
-functions in Python. Nothing is timed, so this may run beside anything.
+Bytes are what torch's operations read and write, views left out; calls are those operations, Python calls those
+that Python makes, of functions in Python or C. Nothing is timed, so this may run beside anything.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def count(step: Step, steps: int = STEPS) -> Count:
 
 
 def _in_python(step: Step) -> tuple[int, tuple[int, int]]:
-    """Calls of Python functions in a step, and the multiplications of the compiled Gram norms and sums."""
+    """Calls that Python makes in a step, and the multiplications of the compiled Gram norms and sums."""
     work, share = Counter[str](), _kernels._share
     events = Counter[str]()
 
@@ -136,7 +136,7 @@ def _in_python(step: Step) -> tuple[int, tuple[int, int]]:
             step()
         finally:
             sys.setprofile(None)
-    return events["call"], (work["ghost"] // 2, work["weighted_sum"])
+    return events["call"] + events["c_call"], (work["ghost"] // 2, work["weighted_sum"])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
