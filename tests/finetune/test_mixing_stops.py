@@ -44,7 +44,7 @@ def optimizers() -> list[Optimizer]:
         DPSGD(steps=4, batch_size=50),
         AdpClip(steps=4, batch_size=50, clip=1.0),
         GEP(steps=4, batch_size=50, public=(rows + torch.arange(6), labels), dimensions=4, clip_embedding=1.0, lr=0.1),
-        DPZO(steps=4, batch_size=50, clip=20.0),  # slopes that no clip makes alike
+        DPZO(steps=4, batch_size=60, clip=20.0),  # slopes that no clip makes alike, nor the draw of everybody
     ]
 
 

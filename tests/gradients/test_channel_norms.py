@@ -210,3 +210,19 @@ def test_one_unlucky_row_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     found = engine(x)
     assert not engine.by_row
     assert_close(found.sum, brute_force(model, loss, x, 1.0, list(range(4)))[0], 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "norm", [nn.GroupNorm(2, 4), nn.BatchNorm2d(4), nn.LayerNorm([4, 5, 5])], ids=lambda n: str(n)[:9]
+)
+def test_norms_alone_in_a_short_type_go_together(norm: nn.Module, dtype: torch.dtype) -> None:
+    """Their sums are float32, and nothing else told in what the model computes: it went row by row."""
+    torch.manual_seed(0)
+    model = (
+        nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), norm, nn.Tanh(), nn.Flatten(), nn.Linear(100, 8)).eval().to(dtype)
+    )
+    model.requires_grad_(False)[1].requires_grad_(True)
+    engine = Engine(model, lambda m, rows: m(rows).float().log_softmax(1).square().sum(1), clip=1.0)
+    engine(torch.randn(9, 1, 5, 5).to(dtype))
+    assert not engine.by_row

@@ -193,10 +193,14 @@ class Recorder:
         if dim == 0 and tensor.shape[0] % rows and rows in tensor.shape[1:3]:
             self.plan.batch_dim[name] = 1 + tensor.shape[1:3].index(rows)
 
+    def saw(self, itemsize: int) -> None:
+        """While learning: note in how many bytes a number the model computes, also where a rule goes on in more."""
+        if self.plan.learning:
+            self.plan.coarse |= itemsize < 4
+
     def record(self, target: Target, piece: Piece) -> None:
         """Keep what one use of a parameter contributes, in its cheapest form."""
-        if self.plan.learning:
-            self.plan.coarse |= piece.itemsize < 4
+        self.saw(piece.itemsize)
         if target.origin is not None:
             self._computed.append((target, piece))
             return

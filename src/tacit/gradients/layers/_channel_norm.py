@@ -74,6 +74,7 @@ class _GroupNorm(torch.autograd.Function):
 def _record(use: Use, g: Tensor, x: Tensor, mean: Tensor, r: Tensor) -> None:
     """Read off each row's gradients; mean and r are (channels,) or (rows, channels)."""
     recorder, on_weight, on_bias = use
+    recorder.saw(g.itemsize)
     g, x, mean, r = (wide(t) for t in (g, x, mean, r))
     targets = [target for target in (on_weight, on_bias) if target is not None]
     found = channel_sums(g.contiguous(), x.contiguous(), mean, r) or in_torch(g, x, mean, r)

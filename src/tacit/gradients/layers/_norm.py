@@ -111,6 +111,7 @@ def _record(
     target = on_weight or on_bias
     if target is None:
         raise ValueError("A norm layer was recorded of which neither gain nor shift is trained.")
+    recorder.saw(g.itemsize)
     rows, shape = recorder.units.rows, x.shape[x.dim() - lead :]
     g = recorder.rows_first(target, g)
     if recorder.plan.batch_dim.get(target.names[0], 0):  # else the reshaping below is all there is to do
