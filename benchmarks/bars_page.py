@@ -159,7 +159,7 @@ def _misses(rows: Mapping[str, Any], results: Mapping[str, Result], kept: Mappin
             points, text = points + more, text + words
         plain, private = rows[name]["counts"]
         moved = (private["bytes"] - plain["bytes"]) / 2**20
-        text += f". Together {100 * points:+.1f} points of {100 * excess:.1f}; {moved:+,.0f} MB are read and written"
+        text += f". Together {100 * points:+.1f} points of {100 * excess:.1f}; read and written are {moved:+,.0f} MB"
         if name in REASONS:
             text += f". {REASONS[name]}"
         if others := [bar for bar in missed if not bar.startswith("time")]:
