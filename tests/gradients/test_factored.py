@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from tacit.gradients import _grad_factors as factors
+from tacit.gradients import _kernels
 from tacit.gradients._norms import built_norms, ghost_norms
 from tacit.gradients._units import Units
 
+compiled = pytest.mark.skipif(not _kernels.kernels_in_use(), reason="needs a C compiler")
 CPU = torch.device("cpu")
 GROUPS = {"rows": None, "pairs": [0, 0, 1, 1, 2, 2], "uneven": [0, 1, 1, 1, 0, 2]}
 
@@ -138,3 +140,68 @@ def test_norms_of_built_matrices_are_never_too_small(cancelling: bool, scale: fl
     above = 40 * 2.0**-24 * most.square()  # limits how far positions may cancel: Lemma 10
     assert bool((found <= ((true + 700 * 2.0**-24 * most).square() + above) * (1 + 1e-12) + 1e-30).all())
     assert bool((found >= above * (1 - 1e-12)).all())
+
+
+LONG = [0] * 8 + [1] * 8 + [2] * 3 + [3]  # units of several rows, whose gradients are built once, and one row
+
+
+def kept(u: Tensor, v: Tensor, labels: list[int]) -> tuple[factors.Factored, Units, Tensor]:
+    """A piece with the norms of its units, as the engine asks for them: at first without repair."""
+    piece, units = factors.Factored(u, v, (u.shape[2], v.shape[2])), Units.from_labels(torch.tensor(labels))
+    squares = piece.square_norms(units, repair=False)
+    if not bool(torch.isfinite(squares).all()):
+        squares = piece.square_norms(units)
+    return piece, units, squares.sqrt()
+
+
+@compiled
+def test_a_unit_of_many_rows_is_built_once_and_added_as_it_is() -> None:
+    u, v = drawn(20, 50, 40, 72)
+    weights = torch.tensor([0.3, 2.0, 0.7, 1.1], dtype=torch.float64)
+    piece, units, norms = kept(u, v, LONG)
+    assert [places.tolist() for places, _ in piece._built] == [[2], [0, 1]]
+    for unit in range(4):
+        mine = units.of_row == unit
+        true = torch.einsum("nti,ntj->ij", u[mine].double(), v[mine].double()) / int(mine.sum())
+        assert float(true.norm()) * (1 - 1e-6) <= float(norms[unit]) <= float(true.norm()) * (1 + 1e-3)
+    found, expected = piece.weighted_sum(weights, units, None), obvious(u, v, weights, units)
+    assert float((found - expected).norm()) < 1e-6 * float(expected.norm())
+    piece, units, _ = kept(u, v, LONG)
+    bad = torch.tensor([True, False, True, False])
+    found, expected = piece.weighted_sum(weights, units, bad), obvious(u, v, weights.masked_fill(bad, 0), units)
+    assert float((found - expected).norm()) < 1e-6 * float(expected.norm())
+
+
+@compiled
+def test_what_a_built_unit_adds_has_its_norm_and_depends_on_nobody_else() -> None:
+    """Also where its positions cancel but for their rounding: what is added is what the norm was taken of."""
+    u, v = drawn(20, 50, 40, 72)
+    u[:8], v[:4] = torch.cat([u[:4], u[:4]]), -v[4:8] * (1 + 1e-7)
+    only = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    piece, units, norms = kept(u, v, LONG)
+    among = piece.weighted_sum(only, units, None)
+    assert float(among.norm()) <= float(norms[0]) <= float(among.norm()) * (1 + 1e-6)
+    for others in (slice(8, 8), slice(8, 16), slice(16, 20)):
+        chosen = [*range(8), *range(20)[others]]
+        piece, units, alone = kept(u[chosen], v[chosen], [LONG[row] for row in chosen])
+        assert torch.equal(piece.weighted_sum(only[: units.count], units, None), among)
+        assert torch.equal(alone[0], norms[0])
+
+
+@compiled
+@pytest.mark.parametrize("odd", [1e25, torch.inf, torch.nan])
+def test_a_built_unit_that_float32_is_too_narrow_for_goes_back_to_its_factors(odd: float) -> None:
+    u, v = drawn(20, 50, 40, 72)
+    piece, units, _ = kept(u, v, LONG)
+    weights = torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    expected = piece.weighted_sum(weights, units, None)
+    u[:8], v[:8] = u[:8] * odd, v[:8] * odd
+    piece, units, after = kept(u, v, LONG)
+    bad = ~torch.isfinite(after)
+    assert bad.tolist() == [not odd < 1e30, False, False, False]
+    found = piece.weighted_sum(weights, units, bad)
+    assert float((found - expected).norm()) < 1e-6 * float(expected.norm())
+    weights = torch.where(bad, 0, 1 / after)
+    found = piece.weighted_sum(weights, units, bad)
+    expected = obvious(u.nan_to_num(0, 0, 0) if bad[0] else u, v.nan_to_num(0, 0, 0) if bad[0] else v, weights, units)
+    assert float((found - expected).norm()) < 1e-6 * float(expected.norm())

@@ -102,6 +102,7 @@ class Factored:
     shape: tuple[int, ...]
     _normed: bool = field(default=False, init=False)  # whether norms were computed that allow for float32
     _large: Tensor | None = field(default=None, init=False)  # units that float32 is too narrow for
+    _built: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False)  # units, their mean gradients' sums
 
     @property
     def nbytes(self) -> int:
@@ -144,19 +145,53 @@ class Factored:
         run = self._run()
         out = torch.zeros(units.count, dtype=torch.float64, device=self.u.device)
         large = torch.zeros_like(out, dtype=torch.bool)
+        self._built.clear()
         for members, (us, vs) in units.stacks(self.u, self.v):
             scale = max(us.shape[1] // max(self.u.shape[1], 1), 1)
             built = scale > 1 and self._cheaper_built(us.shape[1])  # by the unit's own number of rows
-            found, outside = (built_norms if built else ghost_norms)(us, vs, run=run, repair=repair)
-            places = slice(None) if members is None else members
+            places = torch.arange(units.count) if members is None else members
+            if built and not repair and self._kept_built(us, vs):
+                found = self._keep_built(us, vs, places)
+            else:
+                found, outside = (built_norms if built else ghost_norms)(us, vs, run=run, repair=repair)
+                if outside is not None:
+                    large[places] = outside
+                    self._large = large
             out[places] = found / scale**2
-            if outside is not None:
-                large[places] = outside
-                self._large = large
         self._normed = run > 0
         return out
 
+    def _kept_built(self, us: Tensor, vs: Tensor) -> bool:
+        """Whether units of so many positions are built once, by a kernel, and no larger than their factors."""
+        size, positions = us.shape[2] * vs.shape[2], us.shape[1]
+        return 0 < size <= positions * (us.shape[2] + vs.shape[2]) and _kernels.serves(us, vs)
+
+    def _keep_built(self, us: Tensor, vs: Tensor, places: Tensor) -> Tensor:
+        """Build the gradients of these units, which are then added up as they are; their squared norms.
+
+        Formal guarantee: what is added is the matrix whose norm this is, so no rounding of its products matters.
+        """
+        positions = us.shape[1]
+        run = math.ceil(positions / math.ceil(positions / _LONGEST))
+        values, found = _kernels.built(us, vs, run)
+        self._built.append((places, values))
+        return torch.where(found < 1e30, found, torch.inf)  # such units are asked for again, with `repair`
+
     def weighted_sum(self, weights: Tensor, units: Units, bad: Tensor | None) -> Tensor:
+        if not self._built:
+            return self._sum_of_factors(weights, units, bad)
+        others = torch.ones(units.count, dtype=torch.bool)
+        total = weights.new_zeros(self.shape)
+        for places, values in self._built:
+            others[places] = False
+            share, left_out = weights[places] / units.sizes[places], None if bad is None else bad[places]
+            total += PerUnit(values).weighted_sum(share, units, left_out).reshape(self.shape)
+        self._built.clear()
+        if bool(others.any()):
+            total += self._sum_of_factors(weights, units, ~others if bad is None else bad | ~others)
+        return total
+
+    def _sum_of_factors(self, weights: Tensor, units: Units, bad: Tensor | None) -> Tensor:
         if self._normed:
             return self._sum_by_row(weights, units, bad)
         u, v, per_row = self.u, self.v, units.to_rows(weights)

@@ -1,4 +1,4 @@
-"""Nine kernels in C for CPUs, `kernels.c`, compiled at first use where there is a C compiler; torch serves elsewhere.
+"""Ten kernels in C for CPUs, `kernels.c`, compiled at first use where there is a C compiler; torch serves elsewhere.
 
 Per-unit products in float32 whose sum is float64 have no counterpart in torch: there each product is written to
 memory, read again and converted, which costs as much as the product. The kernels have the bounds of the code that they
@@ -100,6 +100,21 @@ def ghost(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return found[0], found[1], found[2]
 
 
+def built(u: Tensor, v: Tensor, run: int) -> tuple[Tensor, Tensor]:
+    """For each n the matrix sum_t u_nt v_nt^T in float32, at most `run` positions at a time, and its squared norm.
+
+    Formal guarantee: the norm is that of the very matrix that is returned, never below it: squares and their sum are
+    float64 (see `_norms.square_norms`). How a matrix is formed depends on its own shape alone.
+    """
+    (units, positions, m), k = u.shape, v.shape[2]
+    if run > LONGEST:
+        raise ValueError(f"At most {LONGEST} positions are multiplied at a time, not {run}.")
+    out, found = torch.empty(units, m, k), torch.empty(units, dtype=torch.float64)
+    given = (*_described(u), m, *_described(v), k, positions, run, out.data_ptr(), found.data_ptr())
+    _share("built", units, units * positions * m * k, *given)
+    return out, trusted(found, m * k)
+
+
 def norm_sums(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     """For each n: sum_t g_t (x_t - mean_t) rstd_t and sum_t g_t, entry by entry; mean and rstd (rows, positions)."""
     rows, positions, width = g.shape
@@ -143,6 +158,11 @@ def square_norms(values: Tensor) -> Tensor | None:
     found = torch.empty(rows, dtype=torch.float64)
     _share("square_norms", rows, values.numel(), values.data_ptr(), values.stride(0), width, found.data_ptr())
     return found
+
+
+def trusted(squares: Tensor, width: int) -> Tensor:
+    """Sums of so many exact squares, raised to where they are not below the true ones, flushed denormals included."""
+    return squares.mul_(1 + (width + 8) * 2.0**-53).add_(width * 2.0**-252)
 
 
 def outer_norms(u: Tensor, v: Tensor) -> Tensor:

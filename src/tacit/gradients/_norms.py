@@ -74,8 +74,8 @@ def square_norms(values: Tensor, *, repair: bool = True) -> Tensor:
         return _scaled_square_norms(values)
     values = values.float()  # in 16 bits every sum of squares would round by more than is allowed for
     exact = _kernels.square_norms(values)
-    if exact is not None:  # float64 from the start: nothing to repair; 2^-252 is what a flushed denormal can lose
-        return exact.mul_(1 + (values.shape[1] + 8) * 2.0**-53).add_(values.shape[1] * 2.0**-252)
+    if exact is not None:  # float64 from the start: nothing to repair
+        return _kernels.trusted(exact, values.shape[1])
     whole = values.shape[1] // _SHORT * _SHORT
     found = values.new_zeros(values.shape[0], dtype=torch.float64)
     if whole and values.shape[0]:

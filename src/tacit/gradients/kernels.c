@@ -303,6 +303,36 @@ static inline double squares(const float *restrict from, size width) {
     return total;
 }
 
+/* For each unit n from first to last: out[n] (m, k) = sum_t u_nt v_nt^T in float, `run` <= LONGEST positions at a time and
+   these sums one after another, and found[n] = the sum of its squares, in double. */
+static void built(const float *u, size u_row, size u_position, size m, const float *v, size v_row, size v_position,
+                  size k, size positions, size run, size first, size last, float *out, double *found) {
+    float a[ROWS * LONGEST], b[COLUMNS * LONGEST], product[HIGH * WIDE];
+    for (size n = first; n < last; n++) {
+        float *const mine = out + n * m * k;
+        for (size row = 0; row < m; row += ROWS)
+            for (size column = 0; column < k; column += COLUMNS) {
+                const size high = m - row < ROWS ? m - row : ROWS, wide = k - column < COLUMNS ? k - column : COLUMNS;
+                for (size start = 0; start < positions; start += run) {
+                    const size length = positions - start < run ? positions - start : run;
+                    pack(u + n * u_row + start * u_position + row, u_position, length, high, HIGH, a);
+                    pack(v + n * v_row + start * v_position + column, v_position, length, wide, WIDE, b);
+                    for (size j = 0; j < wide; j += WIDE)
+                        for (size i = 0; i < high; i += HIGH) {
+                            const size some = wide - j < WIDE ? wide - j : WIDE;
+                            tile(a + i * length, b + j * length, length, product);
+                            for (size x = 0; x < HIGH && i + x < high; x++) {
+                                float *restrict into = mine + (row + i + x) * k + column + j;
+                                for (size y = 0; y < some; y++)
+                                    into[y] = start ? into[y] + product[x * WIDE + y] : product[x * WIDE + y];
+                            }
+                        }
+                }
+            }
+        found[n] = squares(mine, m * k);
+    }
+}
+
 /* For each row n from first to last: found[n] = sum_i values[n][i]^2. */
 static void square_norms(const float *values, size row, size width, size first, size last, double *found) {
     for (size n = first; n < last; n++)
@@ -502,6 +532,8 @@ KERNEL(weighted_sum, FROM(0), given[1], given[2], FROM(3), given[4], given[5], T
        TO(const unsigned char, 7), given[8], given[9], given[10], given[11], first, last, TO(double, 12))
 KERNEL(ghost, FROM(0), given[1], given[2], given[3], FROM(4), given[5], given[6], given[7], given[8], first, last,
        TO(double, 9), TO(double, 10), TO(double, 11))
+KERNEL(built, FROM(0), given[1], given[2], given[3], FROM(4), given[5], given[6], given[7], given[8], given[9], first,
+       last, TO(float, 10), TO(double, 11))
 KERNEL(norm_sums, FROM(0), given[1], given[2], FROM(3), given[4], given[5], FROM(6), FROM(7), given[8], given[9], first,
        last, TO(float, 10), TO(float, 11))
 KERNEL(square_norms, FROM(0), given[1], given[2], first, last, TO(double, 3))
