@@ -2,7 +2,7 @@
 
 from tacit.gradients._batches import change as change
 from tacit.gradients._batches import count_rows as count_rows
-from tacit.gradients._batches import filled as filled
+from tacit.gradients._batches import in_own_places as in_own_places
 from tacit.gradients._batches import leaves as leaves
 from tacit.gradients._batches import row_shapes as row_shapes
 from tacit.gradients._batches import rows_of as rows_of
