@@ -38,6 +38,7 @@ from tacit.gradients._parameter_swap import refuse_live_statistics
 from tacit.gradients._remembered import clipped_sum
 from tacit.gradients._result import ClippedSum
 from tacit.gradients._result import Private as Private
+from tacit.gradients._rounding import rounds_alike as rounds_alike
 from tacit.gradients._spot import MIXED as MIXED
 from tacit.gradients._spot import copied as copied
 from tacit.gradients._spot import due as due

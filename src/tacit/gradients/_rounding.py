@@ -24,11 +24,13 @@ _ROWS = 32
 def rounds_alike() -> bool:
     """Whether products have the same bits for a row in the next place, in shapes where MKL's own choice has not."""
     generator = torch.Generator().manual_seed(0)
-    for features, outputs in _SHAPES:
-        weight, rows = (torch.randn(n, features, generator=generator) for n in (outputs, _ROWS + 1))
-        for factor, given in ((weight.T, rows), (weight, rows @ weight.T)):
-            if not torch.equal((given @ factor)[1:], given[1:].clone() @ factor):
-                return False
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        for features, outputs in _SHAPES:
+            drawn = torch.randn(outputs + _ROWS + 1, features, generator=generator, dtype=torch.float32)
+            weight, rows = drawn[:outputs].clone(), drawn[outputs:].clone()
+            for factor, given in ((weight.T, rows), (weight, rows @ weight.T)):
+                if not torch.equal((given @ factor)[1:], given[1:].clone() @ factor):
+                    return False
     return True
 
 
