@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from tacit._deprecation import MovedModules
@@ -97,6 +98,8 @@ __all__ = [
 ]
 
 MovedModules(MOVED).install()
+# Before the first product: see `gradients._rounding`.
+os.environ["MKL_CBWR"] = os.environ.get("MKL_CBWR") or "AUTO,STRICT"
 
 
 def __getattr__(name: str) -> Any:

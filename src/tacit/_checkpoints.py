@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from tacit._files import write_atomically
-from tacit.gradients import kernels_version
+from tacit.gradients import kernels_version, rounds_alike
 from tacit.privacy import Ledger
 
 write = write_atomically  # all of it or nothing
@@ -77,6 +78,7 @@ def precision() -> dict[str, str]:
         "tf32 convolutions": str(torch.backends.cudnn.allow_tf32),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
         "compiled kernels": kernels_version(),
+        "rows in other places": f"{os.environ.get('MKL_CBWR', '')}: {'alike' if rounds_alike() else 'otherwise'}",
     }
 
 

@@ -359,6 +359,14 @@ def test_switches_that_round_otherwise_make_another_run(switch: str, dead: Path)
     assert kinds(dead) == before
 
 
+def test_another_order_of_additions_is_another_run(dead: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    before = kinds(dead)
+    with pytest.raises(ValueError, match="another run"):
+        begin(dead)
+    assert kinds(dead) == before
+
+
 def test_another_torch_is_another_run(dead: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "1.0")
     with pytest.raises(ValueError, match="another run"):

@@ -1,5 +1,6 @@
 """One unit more or less changes nobody else's score, to the last bit: ties are decided by it."""
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -33,3 +34,27 @@ def test_a_unit_that_goes_takes_its_own_score_and_nobody_elses() -> None:
         for gone in {0, count // 2, count - 1}:
             kept = torch.arange(count) != gone
             assert torch.equal(right_by_unit(model, TensorRecords(inputs[kept], labels[kept]), task), whole[kept])
+
+
+def near_ties(features: int, rows: int) -> tuple[nn.Linear, Tensor]:
+    """Two classes that are the same sum in another order, for each row."""
+    half, generator = features // 2, torch.Generator().manual_seed(0)
+    left, inputs = torch.randn(half, generator=generator), torch.zeros(rows, features)
+    inputs[:, :half] = torch.randn(rows, half, generator=generator)
+    inputs[:, half : 2 * half] = inputs[:, :half].flip(1)
+    model = nn.Linear(features, 2, bias=False)
+    with torch.no_grad():
+        model.weight.zero_()
+        model.weight[0, :half], model.weight[1, half : 2 * half] = left, left.flip(0)
+    return model, inputs
+
+
+@pytest.mark.parametrize("features", [10, 33, 50, 64, 197])
+def test_whoever_goes_first_moves_nobody_to_a_place_where_ties_fall_otherwise(features: int) -> None:
+    """Rows whose length is no multiple of 16 bytes are rounded by place: of 48 others, up to 21 had other answers."""
+    model, inputs = near_ties(features, 49)
+    labels, task = torch.zeros(49, dtype=torch.long), Classes(2)
+    whole = right_by_unit(model, TensorRecords(inputs, labels), task)
+    for gone in range(0, 49, 6):
+        kept = torch.arange(49) != gone
+        assert torch.equal(right_by_unit(model, TensorRecords(inputs[kept], labels[kept]), task), whole[kept])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from fractions import Fraction
@@ -261,6 +263,41 @@ def test_square_norms_of_rows(shape: tuple[int, int], scale: float, monkeypatch:
     assert torch.equal(found[-1:], square_norms(values[-1:]))
     monkeypatch.setattr(kernels, "square_norms", lambda _: None)
     assert torch.allclose(square_norms(values), found, rtol=1e-5, atol=1e-33)
+
+
+@compiled
+def test_outer_norms_are_the_same_beside_a_row_that_is_too_large() -> None:
+    """Multiplied out with one rounding or with two: in integers one in twenty had another last bit."""
+    for m, k in ((3, 1), (8, 40), (17, 3)):
+        u, v = torch.randint(-4, 5, (500, 1, m)).float(), torch.randint(-4, 5, (500, 1, k)).float()
+        assert torch.equal(ghost_norms(u, v, run=0)[0], kernels.outer_norms(u, v))
+    model, x = nn.Linear(8, 3), torch.randint(-4, 5, (400, 8)).float()
+    engine = Engine(model, lambda net, batch: net(batch[0]).mul(batch[1]).sum(1), clip=1.0)
+    g = torch.randint(-4, 5, (400, 3)).float()
+    alone = engine((x, g)).private.norms[1:]
+    g[0] = 1e25
+    assert torch.equal(engine((x, g)).private.norms[1:], alone)
+
+
+@compiled
+def test_small_stacks_serve() -> None:
+    """Half a megabyte at a time on a thread's stack ended the process where threads have a quarter."""
+    code = """
+import threading, torch
+from tacit.gradients import _kernels as kernels
+u, v, weights = torch.ones(3, 40, 30), torch.ones(3, 40, 20), torch.ones(3, dtype=torch.float64)
+def work():
+    total = kernels.weighted_sum(u, v, weights, None, 40) + kernels.outer_sum(u[:, :1], v[:, :1], weights, None)
+    print(float(total.sum()))
+threading.stack_size(1 << 18)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+    given = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == 600 * (3 * 40 + 3)
 
 
 @compiled

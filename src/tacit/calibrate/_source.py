@@ -29,7 +29,7 @@ from tacit.calibrate._statistics import Noise
 from tacit.calibrate._wire import checked, make
 from tacit.data import Rows
 from tacit.finetune import in_place
-from tacit.gradients import filled
+from tacit.gradients import in_own_places
 from tacit.privacy import (
     Budget,
     Guarantee,
@@ -365,7 +365,7 @@ def _pairs(
     model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], curator: Curator | None
 ) -> list[tuple[Tensor, Tensor]]:
     def logits(rows: Rows, mute: Tensor | None) -> Tensor:
-        found: Tensor = model(filled(rows.inputs, len(rows.labels)))[: len(rows.labels)].detach().cpu()
+        found: Tensor = in_own_places(model, rows.inputs, len(rows.labels)).detach().cpu()
         return found if mute is None else found.masked_fill(mute.cpu()[:, None], math.nan)
 
     found = []

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from tacit.data import Records, Rows
 from tacit.distributed import Team
 from tacit.finetune._reading import Portion, Reader, in_place, likeness, where_of
 from tacit.finetune._tasks import Task, outputs_of
-from tacit.gradients import filled, leaves
+from tacit.gradients import in_own_places, leaves
 from tacit.privacy import sampling
 
 _BYTES = 64 * 2**20  # of inputs at a time
@@ -195,7 +195,7 @@ def _worth(
     rows: Rows,
     mute: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    said = _answers(model, records, task, units, rows)
+    said = _answers(model, records, task, units, rows, private=True)
     kept = _not_muted(said.owner, rows, mute, len(units))
     return units[said.owner[kept]], worth(said.probs, said.labels)[kept]
 
@@ -217,15 +217,21 @@ def _not_muted(owner: Tensor, rows: Rows, mute: Tensor | None, units: int) -> Te
 
 
 @torch.no_grad()
-def _answers(model: nn.Module, records: Records, task: Task, units: Tensor, rows: Rows) -> Predictions:
+def _answers(
+    model: nn.Module, records: Records, task: Task, units: Tensor, rows: Rows, *, private: bool = False
+) -> Predictions:
     """By row or by unit; owners are places among the units.
 
-    The model sees a whole multiple of 16 rows (`filled`), or one unit more or less could change the answers for others.
+    The model sees `private` rows in places of their own, or one unit more or less could change the answers for others.
     """
-    count = len(rows.labels)
-    outputs = outputs_of(model, filled(rows.inputs, count))[:count]
-    said, labels = kept(task, outputs.cpu(), rows.labels.cpu())
-    one = Predictions(said, labels, rows.owner.cpu())
+    labels, whole = rows.labels.cpu(), getattr(task, "summary", None) is None
+
+    def said(given: tuple[Any, Tensor]) -> Tensor:
+        return kept(task, outputs_of(model, given[0]).cpu(), given[1])[0]
+
+    given = rows.inputs, labels
+    found = in_own_places(said, given, len(labels)) if private else said(given)
+    one = Predictions(found, labels if whole else torch.zeros(len(labels), dtype=torch.long), rows.owner.cpu())
     return one if records.scored_by == "row" else _by_unit(one, len(units))
 
 

@@ -2,7 +2,7 @@
 
 from tacit.gradients._batches import change as change
 from tacit.gradients._batches import count_rows as count_rows
-from tacit.gradients._batches import filled as filled
+from tacit.gradients._batches import in_own_places as in_own_places
 from tacit.gradients._batches import leaves as leaves
 from tacit.gradients._batches import row_shapes as row_shapes
 from tacit.gradients._batches import rows_of as rows_of
@@ -38,6 +38,7 @@ from tacit.gradients._parameter_swap import refuse_live_statistics
 from tacit.gradients._remembered import clipped_sum
 from tacit.gradients._result import ClippedSum
 from tacit.gradients._result import Private as Private
+from tacit.gradients._rounding import rounds_alike as rounds_alike
 from tacit.gradients._spot import MIXED as MIXED
 from tacit.gradients._spot import copied as copied
 from tacit.gradients._spot import due as due

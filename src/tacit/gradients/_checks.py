@@ -18,6 +18,7 @@ from tacit.gradients._isolation import Loss, RowsMixed, undisturbed, with_output
 from tacit.gradients._numbers import plain_numbers
 from tacit.gradients._parameter_swap import ParameterSwap
 from tacit.gradients._recorder import Plan, Recorder
+from tacit.gradients._rounding import warn_unless_alike
 from tacit.gradients._synthetic import Domains, fits, integers_of, several, varies, with_integers
 from tacit.gradients._units import Units
 
@@ -36,6 +37,7 @@ class Checks(ABC):
         self._plans: dict[Any, Plan] = {}
         self._domains: Domains | None = None  # the integers that checks draw from; None: no rows were seen yet
         self._narrow: set[Any] = set()  # where other integers than the given ones were tried, and are of no use
+        warn_unless_alike()
 
     @abstractmethod
     def _watch(self, batch: Any, units: Units) -> tuple[Recorder, Tensor]:

@@ -42,8 +42,9 @@ class Engine(Checks):
     Who is present changes no other unit's arithmetic: sums are float64, a unit whose rows fail or take an unchecked way
     is found by running it alone, its rows are replaced in place, and it is added by itself or is exactly zero. What
     remains: the model computes in its own dtype, and a kernel may give a row other last bits in a batch of another
-    size. On CPUs it was measured that rows in passes of 16 and more have the same bits whatever the size and place; in
-    smaller ones they differ by some 1e-6 of a gradient in float32, which concerns 15 units at most.
+    size. On CPUs it was measured, with MKL's switch set (`_rounding`), that rows in passes of four and more have the
+    same bits whatever the size and place; in smaller ones, and the last three rows of recurrent layers, they differ by
+    some 1e-6 of a gradient in float32, and behind a kink (a ReLU at zero) by as much as that decides.
 
     Args:
         model: Its trainable parameters are summed over. They must exist and be trainable now.

@@ -115,7 +115,9 @@ def ghost_norms(u: Tensor, v: Tensor, *, run: int, repair: bool = True) -> tuple
     if u.dtype == torch.float64 and v.dtype == torch.float64:
         return _scaled_ghost(u, v), None
     length = u.shape[1]
-    if length == 1:
+    if length == 1 and _kernels.serves(u, v):  # as without `repair`, or one large row would change others' last bits
+        found = _kernels.outer_norms(u, v)
+    elif length == 1:
         found = torch.mul(*(square_norms(t[:, 0].float(), repair=repair) for t in (u, v)))
     elif _kernels.serves(u, v):
         found = _ghost_in_place(u, v, run)

@@ -265,9 +265,9 @@ class _Pack:
             squares.append(square_norms(self._small, repair=repair))
         if not squares:
             return torch.zeros(self._units.count, dtype=torch.float64, device=self._units.of_row.device)
-        if len(squares) <= 2:
-            return squares[0] if len(squares) == 1 else squares[0].add_(squares[1])
-        return torch.stack(squares).sum(0)
+        for each in squares[1:]:  # one after another: how torch adds up columns depends on how many there are
+            squares[0] += each
+        return squares[0]
 
     def weighted_sums(self, factors: Tensor, bad: Tensor | None) -> list[tuple[str, Tensor]]:
         found = [(name, self._large.pop(name).weighted_sum(factors, self._units, bad)) for name in list(self._large)]

@@ -12,6 +12,7 @@
 #endif
 
 typedef ptrdiff_t size;
+#define APART _Thread_local /* half a megabyte is more than some threads' stacks have: each has it elsewhere */
 #ifdef __AVX512F__
 enum { LANES = 16, HIGH = 8 }; /* 32 registers */
 #else
@@ -99,8 +100,9 @@ static inline void add(double *restrict into, const float *restrict from, double
 static void weighted_sum(const float *u, size u_row, size u_position, const float *v, size v_row, size v_position,
                          const double *weights, const unsigned char *skip, size rows, size positions, size run,
                          size k, size first, size last, double *total) {
-    float a[ROWS * LONGEST], b[COLUMNS * LONGEST], product[HIGH * WIDE];
-    double sums[ROWS * COLUMNS];
+    static APART float a[ROWS * LONGEST], b[COLUMNS * LONGEST];
+    static APART double sums[ROWS * COLUMNS];
+    float product[HIGH * WIDE];
     for (size row = first; row < last; row += ROWS) {
         const size high = last - row < ROWS ? last - row : ROWS;
         for (size column = 0; column < k; column += COLUMNS) {
@@ -477,7 +479,7 @@ static void settle(double *to, const double *from, size count, int earlier) {
    than classes, and so each thread converts features of its own. */
 static void outer_sum(const float *u, size u_row, const float *v, size v_row, const double *weights,
                       const unsigned char *skip, size rows, size m, size k, size first, size last, double *total) {
-    double a[TALL * LONGEST], b[COLUMNS * LONGEST], sums[TALL * COLUMNS];
+    static APART double a[TALL * LONGEST], b[COLUMNS * LONGEST], sums[TALL * COLUMNS];
     for (size row = 0; row < m; row += TALL) {
         const size high = m - row < TALL ? m - row : TALL;
         for (size column = first; column < last; column += COLUMNS) {
