@@ -28,8 +28,9 @@ from scipy.special import ndtr, ndtri
 from tacit.privacy import _tilted as tilted
 from tacit.privacy._pld_numerics import ULP, Array, Losses, Tail, gaussian
 
-MOST_CELLS = 2**20
+MOST_CELLS = 2**18
 _COARSE = 2**13  # cells for the window
+_LEAST_RATIO = 50.0  # a bin beyond it makes the loss of a unit that is added very negative: how much hardly matters
 _Spectrum = NDArray[np.complexfloating[Any, Any]]
 
 
@@ -92,7 +93,8 @@ def _side(kinds: list[tuple[int, float]], bins: int, grid: float, far: float, fi
     mu, level = kinds[0][1], float(ndtr(-far))
     step = fine * mu * math.exp(-mu * mu / 2)
     low = math.exp(mu * float(ndtri(level / bins)) - mu * mu / 2)
-    cut = math.exp(mu * far + (mu * mu / 2 if removed else -mu * mu / 2)) - low
+    cut = math.exp(mu * far + mu * mu / 2) if removed else min(math.exp(mu * far - mu * mu / 2), _LEAST_RATIO * bins)
+    cut -= low
     coarse = step * 2.0 ** max(0, math.ceil(math.log2(cut / step / _COARSE)))
     while True:
         cells = math.ceil(cut / coarse)
@@ -108,7 +110,7 @@ def _side(kinds: list[tuple[int, float]], bins: int, grid: float, far: float, fi
     size = next_fast_len(max(math.ceil(most / step) + 2 - first, cells + 1), real=True)
     factors = [(count, _lattice(each, low, step, cells, removed)) for count, each in kinds if each > 0]
     law, lost, hidden = _sum(factors, bins, size, removed)
-    if hidden > 10 * level:  # long floats are slow, and the same as plain ones on some machines
+    if hidden > 100 * level:  # long floats are slow, and the same as plain ones on some machines
         law, lost, hidden = _sum(factors, bins, size, removed, np.longdouble)
     drawn = sum(count for count, _ in factors)
     ratio = (bins - drawn + drawn * low + step * (first + np.arange(size))) / bins
@@ -210,7 +212,9 @@ def _losses(ratio: Array, law: Array, infinite: float, grid: float, bins: int, r
     reach = grid * max(abs(first), abs(last))
     up = np.minimum(np.expm1(cell * grid - loss) / math.expm1(-grid) + 16 * ULP * (reach / grid + 1), 1.0)
     place, length = (cell - first).astype(np.int64), last - first + 1
-    masses: Array = np.bincount(place, law * (1 - up), length) + np.bincount(place + 1, law * up, length)
+    masses = np.zeros(length)
+    masses += np.bincount(place, law * (1 - up), length)
+    masses += np.bincount(place + 1, law * up, length)
     infinite = min(1.0, infinite)
     total = np.cumsum(masses)
     spare = max(0.0, float(total[-1]) + infinite - 1)  # in all it is at most 1: the least losses go
