@@ -14,6 +14,10 @@ from scipy.optimize import brentq
 from scipy.special import ndtri
 from scipy.stats import chi2, norm
 
+from tacit.audit import _releases as releases
+from tacit.audit import mechanism
+from tacit.audit._findings import Claim
+from tacit.audit._ledger import ledger as audit_ledger
 from tacit.privacy import (
     Budget,
     BudgetExceeded,
@@ -127,6 +131,31 @@ def test_three_bins_by_integration(removed: bool) -> None:
         assert true * (1 - 1e-3) <= delta_at(side, epsilon) <= true * 1.01
 
 
+def test_an_adaptive_run_is_no_worse_than_the_pair() -> None:
+    """Two bins, three steps on the line, contributions that follow what was released; on a grid, at many ratios."""
+    z, y = 1.2, np.linspace(-7.5, 8.5, 161)
+    first, second, third = np.meshgrid(y, y, y, indexing="ij", sparse=True)
+    none = norm.pdf(first) * norm.pdf(second) * norm.pdf(third) * (y[1] - y[0]) ** 3
+
+    def ratio(moved: np.ndarray, at: np.ndarray) -> np.ndarray:
+        return np.exp(at * moved / z - (moved / z) ** 2 / 2)
+
+    ways: list[tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray, np.ndarray], np.ndarray]]] = [
+        (np.ones_like, lambda a, b: np.ones_like(a + b)),  # the worst: it attains the bound
+        (lambda a: np.sign(a - 0.5), lambda a, b: np.sign(a + b)),
+        (lambda a: np.where(a > 1, -1.0, 1.0), lambda a, b: np.clip(a - b, -1, 1)),
+        (lambda a: (a < 0) * 1.0, lambda a, b: np.where(b > a, 1.0, 0.2)),
+    ]
+    for place, (bend, turn) in enumerate(ways):
+        whole = ratio(np.ones_like(first), first) * ratio(turn(first, second), third) / 2  # bin 0: steps 0 and 2
+        whole = whole + ratio(bend(first), second) / 2
+        for epsilon in (-1.0, 0.0, 0.4, 1.2, 2.5):
+            worst = divergence([math.sqrt(2) / z, 1 / z], epsilon, True)
+            found = float((none * np.maximum(whole - math.exp(epsilon), 0)).sum())
+            assert found <= worst + 2e-4
+            assert place > 0 or found == pytest.approx(worst, abs=2e-4)
+
+
 # By simulation
 
 
@@ -184,7 +213,7 @@ def test_one_bin_is_no_sampling(steps: int) -> None:
     assert max(epsilons(1.5, 1, steps)) == pytest.approx(plain, rel=1e-3)
 
 
-@pytest.mark.parametrize("noise", [0.01, 0.3, 0.5, 1.0, 4.0, 1e3, 1e9])
+@pytest.mark.parametrize("noise", [1e-99, 0.01, 0.3, 1.0, 4.0, 1e3, 1e9, 1e200])
 @pytest.mark.parametrize(("bins", "steps"), [(2, 2), (2, 3), (50, 50), (50, 120), (3000, 3000), (10**7, 5)])
 def test_it_never_costs_more_than_no_sampling(noise: float, bins: int, steps: int) -> None:
     claimed = guarantee(events.balls_in_bins(noise, bins=bins, steps=steps), delta=1e-6).epsilon
@@ -384,3 +413,21 @@ def test_a_part_that_was_released_counts_in_full() -> None:
     _, receipt = charged(events.repeat(event, 3))
     drawn(receipt, 10, 9)
     assert receipt.close() == events.compose([events.repeat(event, 2)])
+
+
+@pytest.mark.parametrize(("noise", "steps"), [(0.5, 3), (1.0, 8)])
+def test_the_audit_finds_half_the_noise(noise: float, steps: int) -> None:
+    """As many trials as find nothing in the right run; false alarms once in 1e9."""
+    claim = Claim.of(events.BallsInBinsDpEvent(noise, steps, 3), delta=1e-2)
+    for share in (1.0, 0.5):
+        release = releases.balls_in_bins(events.BallsInBinsDpEvent(share * noise, steps, 3))
+        found = mechanism(release, claim, name="bins", trials=100_000, strict=False)
+        assert found.holds == (share == 1)
+
+
+def test_a_ledgers_own_audit_attacks_the_charge() -> None:
+    ledger, _ = charged(events.repeat(events.balls_in_bins(1.0, bins=3, steps=3), 2))
+    (found,) = audit_ledger(ledger, trials=5_000)
+    assert not isinstance(found, str)
+    assert found.holds
+    assert "BallsInBins" in found.name
