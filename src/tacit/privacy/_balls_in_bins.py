@@ -84,8 +84,7 @@ def balls_in_bins(
     added = min(0.2, 0.002 * bins)  # the least of few log-normals is far below their mean: finer
     sides = [_side(kinds, bins, grid, far, fine * 0.2, True), _side(kinds, bins, grid, far, fine * added, False)]
     alone = [tilted.epsilon(tilted.compose([(each, 1)], delta), grid, delta) for each in (*sides, plain)]
-    removed, added_ = (each if cost <= alone[2] else plain for each, cost in zip(sides, alone, strict=False))
-    return removed, added_
+    return sides[0] if alone[0] <= alone[2] else plain, sides[1] if alone[1] <= alone[2] else plain
 
 
 def _side(kinds: list[tuple[int, float]], bins: int, grid: float, far: float, fine: float, removed: bool) -> Losses:
