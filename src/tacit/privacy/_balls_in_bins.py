@@ -79,7 +79,7 @@ def balls_in_bins(
     kinds = [(count, math.sqrt(often) / noise) for count, often in ((more, rounds + 1), (bins - more, rounds)) if count]
     mu, delta = kinds[0][1], min(1e4 * float(ndtr(-far)), 0.5)
     plain = gaussian(mu, grid, far)
-    if bins == 1 or mu < 1e-9 or mu * (far + mu) > 300:  # a lattice of floats holds no less and no more
+    if not 1 < bins < 2**40 or mu < 1e-9 or mu * (far + mu) > 300:  # a lattice of floats holds no less and no more
         return plain, plain
     added = min(0.2, 0.002 * bins)  # the least of few log-normals is far below their mean: finer
     sides = [_side(kinds, bins, grid, far, fine * 0.2, True), _side(kinds, bins, grid, far, fine * added, False)]
