@@ -41,6 +41,7 @@ LEAVES = {
         counts,
         st.floats(0.01, 1),
     ),
+    "BallsInBinsDpEvent": st.builds(events.BallsInBinsDpEvent, noises, counts, counts),
     "NoisyMaxDpEvent": st.builds(events.NoisyMaxDpEvent, noises),
     "SharedNoiseDpEvent": st.builds(
         events.SharedNoiseDpEvent, st.sampled_from(["laplace", "gaussian"]), noises, counts
@@ -60,7 +61,8 @@ def flat(event: DpEvent) -> list[DpEvent]:
 def selectable(event: DpEvent) -> bool:
     parts = flat(event)
     return bool(parts) and not any(
-        isinstance(leaf, events.StreamDpEvent | dp_event.RepeatAndSelectDpEvent) for leaf in parts
+        isinstance(leaf, events.StreamDpEvent | events.BallsInBinsDpEvent | dp_event.RepeatAndSelectDpEvent)
+        for leaf in parts
     )
 
 
@@ -248,6 +250,9 @@ OUT_OF_RANGE = [
     dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(1.0), 2.0, -1.0),
     dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(-1.0), 2.0, 1.0),
     events.NoisyMaxDpEvent(-1.0),
+    events.BallsInBinsDpEvent(-1.0, 10, 10),
+    events.BallsInBinsDpEvent(1.0, 0, 10),
+    events.BallsInBinsDpEvent(1.0, 10, 2.5),
     events.StreamDpEvent(-1.0, 10),
     events.StreamDpEvent(1.0, -10),
     events.StreamDpEvent(1.0, 10, "bandit"),

@@ -36,6 +36,7 @@ LEAVES = st.one_of(
     st.builds(dp_event.RandomizedResponseDpEvent, numbers, wholes),
     st.builds(dp_event.ZCDpEvent, numbers, numbers),
     st.builds(events.NoisyMaxDpEvent, numbers),
+    st.builds(events.BallsInBinsDpEvent, numbers, wholes, wholes),
     st.builds(
         events.StreamDpEvent, numbers, wholes, st.sampled_from(["independent", "bandit"]), wholes, wholes, wholes
     ),

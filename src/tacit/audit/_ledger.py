@@ -87,6 +87,8 @@ def ledger(book: Ledger, *, trials: int = 200_000, **options: Any) -> Iterator[F
             yield f"{each.name}: not attacked here (no noise, or a search: audit it with audit.run)."
             continue
         number = min(trials, _SLOW.get(type(event), trials))
+        if isinstance(event, events.BallsInBinsDpEvent):
+            number = max(1_000, min(number, _WORK // event.steps))
         if isinstance(event, events.StreamDpEvent):
             number = max(1_000, min(number, _WORK // (event.steps * event.blocks)))
         claim = Claim.of(event, neighbours=each.neighbours, delta=1e-2)
@@ -110,6 +112,8 @@ def _release(each: Charged) -> tuple[Release | None, events.DpEvent | None]:
         return releases.without_replacement(sample, size, inner, neighbours=relation), simple
     if not noise:
         return None, None
+    if isinstance(event, events.BallsInBinsDpEvent):
+        return releases.balls_in_bins(event, neighbours=relation), event
     if isinstance(event, events.CyclicPoissonDpEvent):
         short = attr.evolve(event, steps=min(event.steps, 2 * event.separation))
         return releases.cyclic_poisson(short, neighbours=relation), short

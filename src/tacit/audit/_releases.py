@@ -199,6 +199,26 @@ def without_replacement(
     return release
 
 
+def balls_in_bins(event: events.BallsInBinsDpEvent, *, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> Release:
+    """``event.steps`` releases of `mechanisms.gaussian` over bins that the receipt fills.
+
+    As many units as trials, each with a coordinate of its own. What is returned is the log-likelihood ratio of all
+    steps: of the sums over the rounds of a bin, which are sufficient, log of the mean over bins.
+    """
+
+    def release(present: bool, trials: int) -> Array:
+        value, sums = ends(neighbours)[present], np.zeros((event.bins, trials))
+        rounds = np.bincount(np.arange(event.steps) % event.bins, minlength=event.bins)
+        with paid(event, neighbours) as receipt:
+            for step in range(event.steps):
+                total = torch.zeros(trials, dtype=torch.float64)
+                total[sampling.draw(receipt, trials)] = value
+                sums[step % event.bins] += mechanisms.gaussian(Sum.of(total), receipt)["w"].numpy()
+        return np.asarray(np.logaddexp.reduce((sums - rounds[:, None] / 2) / event.noise_multiplier**2, axis=0))
+
+    return release
+
+
 def stream(
     event: events.StreamDpEvent,
     *,

@@ -104,6 +104,14 @@ def poisson(effort: Effort) -> Iterator[Finding]:
     yield _attack(release, claim, name=name, trials=effort.trials(40_000, least=1_000))
 
 
+@audits("balls in bins", "privacy.mechanisms.gaussian")
+def balls_in_bins(effort: Effort) -> Iterator[Finding]:
+    for noise, steps in ((0.5, 3), (1.0, 8)):
+        event = events.BallsInBinsDpEvent(noise, steps, 3)
+        release, claim = releases.balls_in_bins(event), Claim.of(event, delta=1e-2)
+        yield _attack(release, claim, name=f"{steps} steps of 3 bins, add-remove", trials=effort.trials(600_000))
+
+
 @audits("training steps", "finetune.ConstantNoise.releases")
 def training_steps(effort: Effort) -> Iterator[Finding]:
     for name, optimizer in optimizers().items():

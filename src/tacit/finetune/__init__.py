@@ -24,7 +24,7 @@ from tacit.finetune._optimizers import DPFTRL, DPGD, DPSGD, DPZO, GEP, AdpAlloc,
 from tacit.finetune._own_loop import PoissonLoader, PrivateBatch, PrivateLoop
 from tacit.finetune._reading import in_place as in_place
 from tacit.finetune._reading import likeness as likeness
-from tacit.finetune._sampling import CyclicPoisson, Everyone, FixedSize, Passes, Poisson
+from tacit.finetune._sampling import BallsInBins, CyclicPoisson, Everyone, FixedSize, Passes, Poisson
 from tacit.finetune._sources import agree as agree
 from tacit.finetune._sources import as_records as as_records
 from tacit.finetune._sources import prepared as prepared
@@ -44,6 +44,7 @@ __all__ = [
     "AdpAlloc",
     "AdpClip",
     "Backbone",
+    "BallsInBins",
     "BandMF",
     "Banded",
     "CachedBlocks",

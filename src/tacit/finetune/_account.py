@@ -11,7 +11,7 @@ from functools import lru_cache
 from tacit._guard_rails import check_batch, check_unit_name, warn_of_delta
 from tacit.finetune._optimizers import Optimizer
 from tacit.finetune._queries import ClippedGradient
-from tacit.finetune._sampling import FixedSize, Poisson
+from tacit.finetune._sampling import BallsInBins, FixedSize, Poisson
 from tacit.finetune._updates import Update
 from tacit.privacy import (
     Budget,
@@ -151,7 +151,7 @@ def plan(
 def check_promise(optimizer: Optimizer, promise: Promise) -> None:
     """Refuse, or warn of, what is probably a mistake, before any work is done."""
     check_unit_name(promise.unit)
-    if isinstance(optimizer.sampler, Poisson | FixedSize):
+    if isinstance(optimizer.sampler, Poisson | FixedSize | BallsInBins):
         check_batch(optimizer.sampler.batch_size, promise.size)
     if promise.budget.private:
         warn_of_delta(promise.budget.delta, promise.size, str(promise.unit), stacklevel=5)

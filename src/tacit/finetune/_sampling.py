@@ -1,4 +1,4 @@
-"""Who takes part in a step: Poisson-subsampled or a sample of fixed size, as charged, or by a fixed plan."""
+"""Who takes part in a step: Poisson-subsampled, a sample of fixed size or a bin, as charged, or by a fixed plan."""
 
 from __future__ import annotations
 
@@ -97,6 +97,46 @@ class FixedSize(_Subsampled):
 
     def event(self, size: int, release: DpEvent, steps: int = 1) -> DpEvent:
         return events.without_replacement(min(self.batch_size, size), size, release, steps)
+
+
+@dataclass(frozen=True)
+class BallsInBins(_Subsampled):
+    """Balls-in-bins sampling: every unit is in one batch of each epoch, thrown there at random before the epoch.
+
+    An epoch has ceil(size / `batch_size`) steps, size being the declared one; batches vary in size and may be empty.
+    The last epoch may be cut short.
+
+    Formal guarantee: see `privacy.sampling.draw`; every unit is thrown by itself, whoever else is there. Accounted by
+    PLD under add-remove and zero-out (docs/proofs.md, lemma 13b). Thrown once, a unit is in the same steps of all
+    epochs; thrown anew, epochs compose, which costs less.
+
+    Args:
+        batch_size: The expected batch size.
+        anew: Throw anew in every epoch (random allocation), not once and for all epochs.
+    """
+
+    anew: bool = False
+
+    def bins(self, size: int) -> int:
+        """How many steps an epoch has."""
+        return -(-size // self.batch_size)
+
+    def rate(self, size: int) -> float:
+        return 1 / self.bins(size)
+
+    def expected(self, size: int) -> float:
+        return size / self.bins(size)
+
+    def event(self, size: int, release: DpEvent, steps: int = 1) -> DpEvent:
+        noise, bins = events.gaussian_noise(release), self.bins(size)
+        if noise is None:
+            raise ValueError("Balls-in-bins sampling is accounted for Gaussian noise only.")
+        if not self.anew:
+            return events.balls_in_bins(noise, bins=bins, steps=steps)
+        epochs, rest = divmod(steps, bins)
+        whole = [events.repeat(events.balls_in_bins(noise, bins=bins, steps=bins), epochs)] if epochs else []
+        parts = whole + ([events.balls_in_bins(noise, bins=bins, steps=rest)] if rest else [])
+        return parts[0] if len(parts) == 1 else events.compose(parts)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from dp_accounting import dp_event
 from tacit.privacy import events
 from tacit.privacy._budget import Neighbours, sampled_pure
 from tacit.privacy.events import (
+    BallsInBinsDpEvent,
     CyclicPoissonDpEvent,
     DpEvent,
     NoisyMaxDpEvent,
@@ -165,6 +166,15 @@ def _divided(leaf: DpEvent, neighbours: Neighbours) -> DpEvent | None:
                 return None
             inner = dp_event.GaussianDpEvent(noise / factor)
             return inner if leaf.sample_size == leaf.source_dataset_size else attr.evolve(leaf, event=inner)
+        case BallsInBinsDpEvent():
+            if neighbours is Neighbours.REPLACE_ONE:
+                raise UnsupportedEvent(
+                    "Balls-in-bins sampling has no bound here under replace-one, for who comes may be in another bin "
+                    "than who goes. Declare the subject add-remove or zero-out."
+                )
+            if leaf.noise_multiplier <= TINY:
+                return None
+            return dp_event.GaussianDpEvent(leaf.noise_multiplier / math.sqrt(leaf.steps)) if leaf.bins == 1 else leaf
         case dp_event.ZCDpEvent():
             return attr.evolve(leaf, rho=leaf.rho * factor**2)  # what xi becomes depends on the order: ``accounting``
         case dp_event.RandomizedResponseDpEvent() if neighbours is Neighbours.REPLACE_ONE:

@@ -11,6 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import attr
@@ -21,9 +22,10 @@ from scipy.special import ndtri
 
 from tacit.privacy import _pld_numerics as dots
 from tacit.privacy import _tilted as tilted
+from tacit.privacy._balls_in_bins import balls_in_bins
 from tacit.privacy._budget import Neighbours, sampled_pure
 from tacit.privacy._pld_numerics import Losses
-from tacit.privacy.events import DpEvent, NoisyMaxDpEvent
+from tacit.privacy.events import BallsInBinsDpEvent, DpEvent, NoisyMaxDpEvent
 
 FINEST, COARSEST, CELLS = 1e-9, 1.0, 2e6
 FLOOR = 1e-100  # below it the tails of single releases leave the range of floating point
@@ -92,7 +94,14 @@ def _pair(event: DpEvent, neighbours: Neighbours, grid: float, far: float) -> tu
         case dp_event.SampledWithoutReplacementDpEvent():
             q, mu = event.sample_size / event.source_dataset_size, 1 / event.event.noise_multiplier
             return _both(dots.sampled_gaussian_fixed(q, mu, grid, far))
+        case BallsInBinsDpEvent():
+            return _balls_in_bins(event.noise_multiplier, event.bins, event.steps, grid, far)
     raise CannotTakeError(f"PLD cannot take {type(event).__name__}")
+
+
+@lru_cache(maxsize=8)  # a search for the noise asks again
+def _balls_in_bins(noise: float, bins: int, steps: int, grid: float, far: float) -> tuple[Losses, Losses]:
+    return balls_in_bins(noise, bins, steps, grid, far)
 
 
 def _both(losses: Losses) -> tuple[Losses, Losses]:
@@ -183,7 +192,7 @@ def _grid(mu_squared: float, others: Counter[DpEvent], far: float) -> float:
 def _edged(event: DpEvent) -> bool:
     sampled = dp_event.PoissonSampledDpEvent | dp_event.SampledWithoutReplacementDpEvent
     inner = event.event if isinstance(event, sampled) else event
-    return not isinstance(inner, dp_event.GaussianDpEvent)
+    return not isinstance(inner, dp_event.GaussianDpEvent | BallsInBinsDpEvent)
 
 
 def _spread(event: DpEvent, far: float) -> tuple[float, float]:
@@ -194,6 +203,9 @@ def _spread(event: DpEvent, far: float) -> tuple[float, float]:
         case dp_event.SampledWithoutReplacementDpEvent():
             rate = event.sample_size / event.source_dataset_size
             return _sampled_spread(rate, 1 / event.event.noise_multiplier, far)
+        case BallsInBinsDpEvent():
+            mu = math.sqrt(-(-event.steps // event.bins)) / event.noise_multiplier
+            return min(math.sqrt(math.expm1(min(mu * mu, 50.0)) / event.bins), mu), far * mu + mu * mu / 2
         case dp_event.PoissonSampledDpEvent():
             loss = sampled_pure(event.sampling_probability, 1 / event.event.noise_multiplier)
         case dp_event.LaplaceDpEvent():

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dp_accounting import dp_event
 
-from tacit.privacy.events import CyclicPoissonDpEvent, DpEvent, StreamDpEvent, gaussian_noise, leaves
+from tacit.privacy.events import BallsInBinsDpEvent, CyclicPoissonDpEvent, DpEvent, calls, gaussian_noise, leaves
 
 if TYPE_CHECKING:
     from tacit.privacy._receipts import Receipt
@@ -41,6 +41,9 @@ class Slot:
     rate: float  # with which each unit is drawn; 1: all units
     left: int
     fixed: tuple[int, int] | None = None  # so many units are drawn, of so many; None: each by itself
+    place: int = 0  # among the slots of the tree
+    made: int = 0
+    thrown: BallsInBinsDpEvent | None = None  # all units were thrown into bins; None: they are drawn anew each time
 
 
 @dataclass
@@ -67,8 +70,16 @@ class _ReceiptState:
         """The state of a receipt on which nothing was released yet."""
         return cls(
             [
-                Slot(type(released(leaf)), released(leaf), _rate(leaf), count(leaf, n), _fixed(leaf))
-                for leaf, n in leaves(event)
+                Slot(
+                    type(released(leaf)),
+                    released(leaf),
+                    _rate(leaf),
+                    count(leaf, n),
+                    _fixed(leaf),
+                    place,
+                    thrown=leaf if isinstance(leaf, BallsInBinsDpEvent) else None,
+                )
+                for place, (leaf, n) in enumerate(leaves(event))
             ]
         )
 
@@ -82,16 +93,17 @@ class _ReceiptState:
         return next((slot for slot in self.slots if slot.left > 0 and kind in (None, slot.kind)), None)
 
     def later(self, ahead: int) -> Slot | None:
-        """The slot of the release that comes ``ahead`` after the next one, in the order of the tree."""
+        """The slot of the release that comes ``ahead`` after the next one, in the order of the tree, as it will be."""
         for slot in self.slots:
             if ahead < slot.left:
-                return slot
+                return replace(slot, left=slot.left - ahead, made=slot.made + ahead)
             ahead -= slot.left
         return None
 
     def consume(self, slot: Slot) -> int:
         """Count one release of this slot as made; its number. The caller holds the lock."""
         slot.left -= 1
+        slot.made += 1
         self.drawn = None
         self.used += 1
         return self.used - 1
@@ -103,6 +115,7 @@ class _ReceiptState:
         for slot in self.slots:
             now = min(slot.left, used)
             slot.left -= now
+            slot.made += now
             used -= now
 
     def named(self) -> str:
@@ -130,6 +143,8 @@ def fresh_holder() -> str:
 
 def released(leaf: DpEvent) -> DpEvent:
     """What is drawn for one leaf: sampling changes what it costs, not what is added to the (joint) sum."""
+    if isinstance(leaf, BallsInBinsDpEvent):
+        return dp_event.GaussianDpEvent(leaf.noise_multiplier)
     if not isinstance(leaf, dp_event.PoissonSampledDpEvent | dp_event.SampledWithoutReplacementDpEvent):
         return leaf
     noise = gaussian_noise(leaf.event)
@@ -138,7 +153,7 @@ def released(leaf: DpEvent) -> DpEvent:
 
 def count(leaf: DpEvent, times: int) -> int:
     """The releases of a leaf that is there ``times`` times."""
-    return times * leaf.steps * leaf.blocks if isinstance(leaf, StreamDpEvent) else times
+    return times * calls(leaf)
 
 
 def _rate(leaf: DpEvent) -> float:
@@ -146,6 +161,8 @@ def _rate(leaf: DpEvent) -> float:
         return float(leaf.sample_size / leaf.source_dataset_size)
     if isinstance(leaf, CyclicPoissonDpEvent):
         return float(leaf.sample_rate)
+    if isinstance(leaf, BallsInBinsDpEvent):
+        return 1 / leaf.bins
     return float(leaf.sampling_probability) if isinstance(leaf, dp_event.PoissonSampledDpEvent) else 1.0
 
 

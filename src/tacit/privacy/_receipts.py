@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 from tacit.privacy._budget import Neighbours, Unit
 from tacit.privacy._noise import NoiseKey
 from tacit.privacy._receipt_state import Slot, _ReceiptState, count
-from tacit.privacy.events import DpEvent, StreamDpEvent, compose, from_json, leaves, repeat
+from tacit.privacy.events import BallsInBinsDpEvent, DpEvent, StreamDpEvent, calls, compose, from_json, leaves, repeat
 
 if TYPE_CHECKING:
     from tacit.privacy._subject import Subject
+
+_WHOLE = StreamDpEvent | BallsInBinsDpEvent  # what costs as much from its first release on
 
 
 class ReceiptError(Exception):
@@ -117,7 +119,7 @@ class Receipt:
         """No release after this. Returns what ``used`` releases (by default those made so far) amount to.
 
         What was released counts whatever its place in the tree; releases beyond it are taken in the tree's order. A
-        stream counts in full from its first step on.
+        stream, or a run of balls-in-bins sampling, counts in full from its first step on.
 
         Args:
             used: The number of releases that count.
@@ -135,7 +137,7 @@ class Receipt:
                 more -= extra
                 made = count(leaf, times) - slot.left + extra
                 if made:
-                    kept.append(repeat(leaf, times if isinstance(leaf, StreamDpEvent) else made))
+                    kept.append(repeat(leaf, -(-made // calls(leaf)) if isinstance(leaf, _WHOLE) else made))
             self._state.closed = True
         return compose(kept)
 

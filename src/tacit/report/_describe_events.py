@@ -28,6 +28,9 @@ def event(data: dict[str, Any]) -> str:
                 f"{steps:,} steps with noise over {bands} bands, {noise:.4g} × the bound, each unit of one of {bands} "
                 f"groups drawn with probability {rest.get('sample_rate', 1.0):g}"
             )
+        case {"type": "BallsInBinsDpEvent", "noise_multiplier": noise, "steps": steps, "bins": bins}:
+            how = f"Gaussian noise, {noise:.4g} × the bound" if noise else "no noise"
+            return f"{steps:,} steps in turns over {bins:,} bins, each unit thrown into one of them at random: {how}"
         case {"type": "GaussianDpEvent", "noise_multiplier": noise}:
             return f"Gaussian noise, {noise:.4g} × the bound" if noise else "a sum without noise"
         case {"type": "LaplaceDpEvent", "noise_multiplier": noise}:

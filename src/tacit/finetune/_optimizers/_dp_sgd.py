@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal, Unpack
 
 from tacit.finetune._adaptive import ScheduledClip
 from tacit.finetune._noise_schedules import Decaying
 from tacit.finetune._optimizers._optimizer import Optimizer, expected_batch_size
 from tacit.finetune._queries import ClippedGradient, Query
-from tacit.finetune._sampling import Everyone, FixedSize, Poisson
+from tacit.finetune._sampling import BallsInBins, Everyone, FixedSize, Poisson, Sampler
 from tacit.finetune._updates import Options, Update
 from tacit.gradients import Policy
 
-SAMPLERS: dict[str, type[Poisson | FixedSize]] = {"poisson": Poisson, "fixed-size": FixedSize}
+SAMPLERS: dict[str, Callable[[int], Sampler]] = {
+    "poisson": Poisson,
+    "fixed-size": FixedSize,
+    "balls-in-bins": BallsInBins,
+    "random-allocation": partial(BallsInBins, anew=True),
+}
 
 
 def DPSGD(  # noqa: N802
@@ -21,7 +28,7 @@ def DPSGD(  # noqa: N802
     steps: int,
     clip: float | Policy = 1.0,
     clip_schedule: Decaying | None = None,
-    sampling: Literal["poisson", "fixed-size"] = "poisson",
+    sampling: Literal["poisson", "fixed-size", "balls-in-bins", "random-allocation"] = "poisson",
     batch: int | None = None,
     **update: Unpack[Options],
 ) -> Optimizer:
@@ -30,7 +37,9 @@ def DPSGD(  # noqa: N802
     Formal guarantee: unit, that of the data; neighbours, add-remove by default. Each step releases one sum of
     clipped gradients over a Poisson draw with Gaussian noise; `steps` of them are composed by PLD. Empty batches are
     released like all others, and the divisor is `batch_size`. With `sampling="fixed-size"` a step draws exactly
-    `batch_size` units without replacement: under replace-one only, composed by PLD as well.
+    `batch_size` units without replacement: under replace-one only, composed by PLD as well. With "balls-in-bins" every
+    unit takes part once in each epoch of size / `batch_size` steps, at the same random step in all of them; with
+    "random-allocation" at a step that is drawn anew in every epoch: not under replace-one, by PLD as well.
 
     Args:
         batch_size: The expected batch size; the sampling rate is `batch_size` / size, and it is also the divisor.
@@ -38,7 +47,8 @@ def DPSGD(  # noqa: N802
         clip: The L2 bound of a unit's gradient, or a clip policy.
         clip_schedule: How the clip falls from step to step, such as `Decaying(shape="time", end=0.1)`; the noise falls
             with it, and the cost stays. For a clip that is a number.
-        sampling: "poisson" or "fixed-size": batches that never vary in size, for somewhat more noise.
+        sampling: "poisson"; "fixed-size": batches that never vary in size, for more noise; "random-allocation" or
+            "balls-in-bins": everybody once in each epoch, thrown into its batches anew or once and for all.
         batch: The earlier name of `batch_size`; it warns.
         **update: Arguments of `Update`: lr, momentum, rule="adam", schedule, average, ...
 

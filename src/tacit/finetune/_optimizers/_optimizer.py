@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from tacit._deprecation import renamed_argument
 from tacit.finetune._noise_schedules import Banded, ConstantNoise, Correlated, Noise
 from tacit.finetune._queries import ClippedGradient, GradientQuery, Query
-from tacit.finetune._sampling import CyclicPoisson, FixedSize, Passes, Poisson, Sampler
+from tacit.finetune._sampling import BallsInBins, CyclicPoisson, FixedSize, Passes, Poisson, Sampler
 from tacit.finetune._updates import KNOWS_NOISE, Update
 from tacit.privacy import Neighbours, released
 from tacit.privacy.events import DpEvent, check_count, leaves, same
@@ -24,7 +24,7 @@ class Optimizer:
     Args:
         name: What reports call it.
         steps: The number of releases.
-        sampler: Which units take part in a step: `Poisson`, `FixedSize`, `Everyone`, `Passes`.
+        sampler: Which units take part in a step: `Poisson`, `FixedSize`, `BallsInBins`, `Everyone`, `Passes`.
         query: What is summed over units: clipped gradients, projected gradients, slopes.
         noise: How noise varies over steps: `ConstantNoise`, `Decaying`, `Correlated`.
         update: The update rule.
@@ -40,10 +40,15 @@ class Optimizer:
     def __post_init__(self) -> None:
         check_count(self.steps, "steps")
         self.sampler.participations(self.steps)
-        if isinstance(self.noise, Correlated) and isinstance(self.sampler, Poisson | FixedSize):
+        if isinstance(self.noise, Correlated) and isinstance(self.sampler, Poisson | FixedSize | BallsInBins):
             raise ValueError(
                 "Correlated noise needs to know in which steps a unit takes part, and random sampling leaves that to "
                 "chance: use Passes."
+            )
+        if isinstance(self.sampler, BallsInBins) and type(self.noise) is not ConstantNoise:
+            raise ValueError(
+                "Balls-in-bins sampling is accounted for the same noise in every step: use Poisson batches with a "
+                "noise schedule, or let the clip fall with clip_schedule=."
             )
         flat = type(self.noise) is ConstantNoise and type(self.query) is ClippedGradient
         if self.update.rule in KNOWS_NOISE and not flat:
@@ -108,6 +113,11 @@ class Optimizer:
             raise ValueError(
                 "Batches of a fixed size are bounded under replace-one alone: give neighbours='replace-one' (the "
                 f"number of units is then public), or Poisson batches, which {neighbours} has a bound for."
+            )
+        if neighbours is Neighbours.REPLACE_ONE and isinstance(self.sampler, BallsInBins):
+            raise ValueError(
+                "Balls-in-bins sampling has no bound under replace-one, for who comes may be in another bin than who "
+                "goes: give neighbours='add-remove' or 'zero-out', or take sampling='poisson' or 'fixed-size'."
             )
         if neighbours is Neighbours.REPLACE_ONE and isinstance(self.sampler, CyclicPoisson):
             raise ValueError(

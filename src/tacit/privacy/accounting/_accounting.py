@@ -28,7 +28,7 @@ from tacit.privacy._decompose import UnsupportedEvent as UnsupportedEvent
 from tacit.privacy._decompose import pure_epsilon as pure_epsilon
 from tacit.privacy._decompose import pure_of as pure_of
 from tacit.privacy._decompose import take_apart as take_apart
-from tacit.privacy.events import DpEvent, NoisyMaxDpEvent, gaussian, leaves
+from tacit.privacy.events import BallsInBinsDpEvent, DpEvent, NoisyMaxDpEvent, gaussian, leaves
 
 Accountant = Literal["pld", "rdp", "gdp"]
 ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp", "gdp")
@@ -268,6 +268,11 @@ def _renyi(terms: Decomposition, neighbours: Neighbours, orders: Sequence[float]
             raise UnsupportedEvent(
                 "Poisson sampling under replace-one is accounted by PLD only (in a ledger: the plan mode)."
             )
+        if isinstance(leaf, BallsInBinsDpEvent):
+            raise UnsupportedEvent(
+                "Balls-in-bins sampling is accounted by PLD only (in a ledger: the plan mode, which a run that may "
+                "stop early cannot use)."
+            )
         if isinstance(leaf, NoisyMaxDpEvent | dp_event.DiscreteLaplaceDpEvent):  # two-point response dominates it
             often = math.exp(-pure_of(leaf))
             event = dp_event.RandomizedResponseDpEvent(2 * often / (1 + often), 2)
@@ -385,6 +390,9 @@ def _without_sampling(terms: Decomposition, neighbours: Neighbours, delta: float
     """
     mu_squared = terms.mu_squared
     for event, times in terms.others.items():
+        if isinstance(event, BallsInBinsDpEvent):
+            mu_squared += times * -(-event.steps // event.bins) / event.noise_multiplier**2
+            continue
         inner = event.event if isinstance(event, dp_event.PoissonSampledDpEvent) else event
         try:
             gaussian_ = isinstance(inner, dp_event.GaussianDpEvent)

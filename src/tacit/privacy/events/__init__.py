@@ -1,6 +1,7 @@
 """The releases that tacit accounts for, as dp-accounting's event trees."""
 
 from tacit.privacy.events._constructors import (
+    balls_in_bins,
     compose,
     cyclic_poisson,
     gaussian,
@@ -18,11 +19,13 @@ from tacit.privacy.events._constructors import (
     without_replacement,
 )
 from tacit.privacy.events._json import from_json, to_json
+from tacit.privacy.events._properties import calls as calls
 from tacit.privacy.events._properties import gaussian_noise, is_sampled, releases, same
 from tacit.privacy.events._tree import check, check_count, leaves
 from tacit.privacy.events._types import (
     SIZED,
     STRATEGIES,
+    BallsInBinsDpEvent,
     CyclicPoissonDpEvent,
     DpEvent,
     NoisyMaxDpEvent,
@@ -34,12 +37,14 @@ from tacit.privacy.events._types import (
 __all__ = [
     "SIZED",
     "STRATEGIES",
+    "BallsInBinsDpEvent",
     "CyclicPoissonDpEvent",
     "DpEvent",
     "NoisyMaxDpEvent",
     "PassesDpEvent",
     "SharedNoiseDpEvent",
     "StreamDpEvent",
+    "balls_in_bins",
     "check",
     "check_count",
     "compose",

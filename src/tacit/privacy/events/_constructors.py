@@ -10,6 +10,7 @@ from dp_accounting import dp_event
 
 from tacit.privacy.events._tree import check, check_count
 from tacit.privacy.events._types import (
+    BallsInBinsDpEvent,
     CyclicPoissonDpEvent,
     DpEvent,
     NoisyMaxDpEvent,
@@ -116,6 +117,29 @@ def without_replacement(sample_size: int, size: int, event: DpEvent, steps: int 
     """
     sampled = check(dp_event.SampledWithoutReplacementDpEvent(size, sample_size, event))
     return repeat(event if sample_size == size else sampled, steps)
+
+
+def balls_in_bins(noise_multiplier: float, *, bins: int, steps: int) -> DpEvent:
+    """``steps`` Gaussian releases in turns over ``bins`` bins, into which all units are thrown once and for all.
+
+    It is bounded by PLD under add-remove and zero-out (docs/proofs.md, lemma 13b).
+
+    Args:
+        noise_multiplier: The noise of one step, relative to the clip.
+        bins: The number of bins, which are the steps of an epoch; with one bin there is no sampling.
+        steps: The number of steps; the last epoch may be cut short.
+
+    Returns:
+        The event.
+
+    Examples:
+        >>> from tacit.privacy import events, guarantee
+        >>> two_epochs = events.balls_in_bins(2.0, bins=50, steps=100)
+        >>> round(guarantee(two_epochs, delta=1e-5).epsilon, 2)
+        0.42
+    """
+    event = check(BallsInBinsDpEvent(noise_multiplier, steps, bins))
+    return event if bins > 1 else gaussian(noise_multiplier, steps)
 
 
 def repeat_and_select(event: DpEvent, *, mean: float, shape: float) -> DpEvent:

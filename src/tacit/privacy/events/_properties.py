@@ -10,7 +10,7 @@ from dp_accounting import dp_event
 from tacit.privacy.events._constructors import joint_noise
 from tacit.privacy.events._json import to_json
 from tacit.privacy.events._tree import leaves
-from tacit.privacy.events._types import CyclicPoissonDpEvent, DpEvent, StreamDpEvent
+from tacit.privacy.events._types import BallsInBinsDpEvent, CyclicPoissonDpEvent, DpEvent, StreamDpEvent
 
 
 def releases(event: DpEvent) -> int:
@@ -22,8 +22,14 @@ def releases(event: DpEvent) -> int:
     Returns:
         The number of mechanism calls.
     """
-    parts = leaves(event)
-    return sum(n * (e.steps * e.blocks if isinstance(e, StreamDpEvent) else 1) for e, n in parts)
+    return sum(times * calls(leaf) for leaf, times in leaves(event))
+
+
+def calls(leaf: DpEvent) -> int:
+    """How often a mechanism is called on one leaf of a tree."""
+    if isinstance(leaf, StreamDpEvent):
+        return leaf.steps * leaf.blocks
+    return leaf.steps if isinstance(leaf, BallsInBinsDpEvent) else 1
 
 
 def same(one: DpEvent, other: DpEvent, *, within: float = 1e-12) -> bool:
@@ -68,7 +74,7 @@ def gaussian_noise(event: DpEvent) -> float | None:
 
 
 def is_sampled(event: DpEvent) -> bool:
-    """Whether an event tree has Poisson subsampling in it.
+    """Whether an event tree has random sampling of units in it.
 
     Args:
         event: The event tree.
@@ -76,5 +82,5 @@ def is_sampled(event: DpEvent) -> bool:
     Returns:
         True if it has.
     """
-    sampled = dp_event.PoissonSampledDpEvent | dp_event.SampledWithoutReplacementDpEvent | CyclicPoissonDpEvent
-    return any(isinstance(leaf, sampled) for leaf, _ in leaves(event))
+    drawn = dp_event.PoissonSampledDpEvent | dp_event.SampledWithoutReplacementDpEvent
+    return any(isinstance(leaf, drawn | CyclicPoissonDpEvent | BallsInBinsDpEvent) for leaf, _ in leaves(event))

@@ -20,6 +20,7 @@ from tacit.privacy.events._types import (
     BANDED,
     SIZED,
     STRATEGIES,
+    BallsInBinsDpEvent,
     CyclicPoissonDpEvent,
     DpEvent,
     NoisyMaxDpEvent,
@@ -74,6 +75,11 @@ def check(event: DpEvent, *, finite: bool = False, depth: int = 0) -> DpEvent:
                 _check_strategy(event.strategy)
             if isinstance(event, CyclicPoissonDpEvent):
                 _check_cyclic(event)
+        case BallsInBinsDpEvent():
+            most = _LARGEST if finite else math.inf
+            _within(event.noise_multiplier, "A noise multiplier is a number, not negative and not infinite", 0, most)
+            check_count(event.steps, "steps")
+            check_count(event.bins, "bins")
         case SharedNoiseDpEvent():
             if event.kind not in ("laplace", "gaussian"):
                 raise ValueError(f"Noise is shared as laplace or gaussian; got {event.kind!r}.")
@@ -111,10 +117,12 @@ def check(event: DpEvent, *, finite: bool = False, depth: int = 0) -> DpEvent:
             _within(event.shape, shapes, 0, math.inf)
             _check_inside(event.event, finite, depth)
             if any(
-                isinstance(leaf, StreamDpEvent | dp_event.RepeatAndSelectDpEvent) for leaf, _ in leaves(event.event)
+                isinstance(leaf, StreamDpEvent | BallsInBinsDpEvent | dp_event.RepeatAndSelectDpEvent)
+                for leaf, _ in leaves(event.event)
             ):
                 raise ValueError(
-                    "A trial is made of single releases: there is no stream and no other search inside it."
+                    "A trial is made of single releases: there is no stream, no balls-in-bins sampling and no other "
+                    "search inside it."
                 )
         case dp_event.NoOpDpEvent() | dp_event.NonPrivateDpEvent():
             pass

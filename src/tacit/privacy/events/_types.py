@@ -88,6 +88,24 @@ class CyclicPoissonDpEvent(StreamDpEvent):
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
+class BallsInBinsDpEvent(DpEvent):  # type: ignore[misc]
+    """``steps`` Gaussian releases in turns over ``bins`` bins, into which all units are thrown once, before the first.
+
+    Every unit is in one bin, each with the same probability, independently of all other units and of what is released;
+    step t sums the units of bin t mod ``bins``.
+
+    Args:
+        noise_multiplier: The noise of one step, relative to the clip.
+        steps: The number of steps; the last round through the bins may be cut short.
+        bins: The number of bins.
+    """
+
+    noise_multiplier: float
+    steps: int
+    bins: int
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
 class NoisyMaxDpEvent(DpEvent):  # type: ignore[misc]
     """The index of the largest of several noisy scores, and nothing else: pure epsilon 2/noise_multiplier.
 
@@ -139,6 +157,7 @@ KNOWN: dict[str, type[DpEvent]] = {
         StreamDpEvent,
         PassesDpEvent,
         CyclicPoissonDpEvent,
+        BallsInBinsDpEvent,
         NoisyMaxDpEvent,
         SharedNoiseDpEvent,
     )

@@ -25,7 +25,7 @@ from tacit.privacy._ledger import Ledger
 from tacit.privacy._noise import NoiseKey
 from tacit.privacy._receipt_state import fresh_holder
 from tacit.privacy._receipts import Receipt, ReceiptError, check_charged
-from tacit.privacy.events import StreamDpEvent, check_count
+from tacit.privacy.events import BallsInBinsDpEvent, StreamDpEvent, check_count, leaves
 from tacit.privacy.mechanisms import GaussianStream
 
 
@@ -141,6 +141,11 @@ def resume_after_lease(ledger: Ledger, receipt_id: str) -> Receipt:
     stated = ledger.receipt(receipt_id)
     if isinstance(stated.event, StreamDpEvent):
         raise ReceiptError(f"Receipt {receipt_id[:8]} paid for a stream: resume it with resume.")
+    if any(isinstance(leaf, BallsInBinsDpEvent) for leaf, _ in leaves(stated.event)):
+        raise ReceiptError(
+            f"Receipt {receipt_id[:8]} paid for one throw of all units into bins: a fresh key would throw them again. "
+            "Resume it with the key that was kept (tacit.privacy.replay)."
+        )
     return _resume(ledger, stated, None)[0]
 
 

@@ -25,8 +25,10 @@ def draw(receipt: Receipt, people: int, *, ahead: int = 0) -> Tensor:
     compared with it), independently of all others and of every other release. A sample of fixed size has the charged
     number of units, every set of them with the same probability but for 2^-107 ``people``^2 in total variation (those
     with the smallest of 106-bit uniforms; a tie goes to the unit that comes first), independently of every other
-    release. Asking again before the release gives the same units. The draw binds the receipt: its next release is
-    the one whose sampling was used, and any other kind is refused.
+    release. Bins are drawn once, with the key and not with a release: each unit is in one, every bin with probability
+    1/bins up to 2^-52, independently of all others, and in the same one in every round. Asking again before the release
+    gives the same units. The draw binds the receipt: its next release is the one whose sampling was used, and any other
+    kind is refused.
 
     Args:
         receipt: A live receipt.
@@ -43,6 +45,11 @@ def draw(receipt: Receipt, people: int, *, ahead: int = 0) -> Tensor:
     slot, number, key = upcoming(receipt, draws_from=people, ahead=ahead)
     if slot.rate == 1:
         return torch.arange(people)
+    if slot.thrown:
+        run, step = divmod(slot.made, slot.thrown.steps)
+        thrown = key.derived("bins", slot.place).uniforms(run, people, _DRAW)
+        bin_of_unit = (thrown * slot.thrown.bins).ceil_().sub_(1)
+        return torch.nonzero(bin_of_unit == step % slot.thrown.bins).flatten()
     if slot.fixed:
         high, low = key.uniforms(number, 2 * people, _DRAW).view(2, people).numpy()
         return torch.from_numpy(np.sort(np.lexsort((low, high))[: slot.fixed[0]]))
