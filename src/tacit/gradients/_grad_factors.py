@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tacit.gradients import _kernels
 from tacit.gradients._large_sums import zeros
-from tacit.gradients._norms import built_norms, ghost_norms, square_norms
+from tacit.gradients._norms import built_norms, ghost_norms, repaired, square_norms
 from tacit.gradients._units import Units
 
 # What writing and reading back one number costs, in multiplications. It decides between building a unit's
@@ -150,13 +150,13 @@ class Factored:
             scale = max(us.shape[1] // max(self.u.shape[1], 1), 1)
             built = scale > 1 and self._cheaper_built(us.shape[1])  # by the unit's own number of rows
             places = torch.arange(units.count) if members is None else members
-            if built and not repair and self._kept_built(us, vs):
-                found = self._keep_built(us, vs, places)
+            if built and self._kept_built(us, vs):
+                found, outside = self._keep_built(us, vs, places, repair)
             else:
                 found, outside = (built_norms if built else ghost_norms)(us, vs, run=run, repair=repair)
-                if outside is not None:
-                    large[places] = outside
-                    self._large = large
+            if outside is not None:
+                large[places] = outside
+                self._large = large
             out[places] = found / scale**2
         self._normed = run > 0
         return out
@@ -166,16 +166,20 @@ class Factored:
         size, positions = us.shape[2] * vs.shape[2], us.shape[1]
         return 0 < size <= positions * (us.shape[2] + vs.shape[2]) and _kernels.serves(us, vs)
 
-    def _keep_built(self, us: Tensor, vs: Tensor, places: Tensor) -> Tensor:
-        """Build the gradients of these units, which are then added up as they are; their squared norms.
+    def _keep_built(self, us: Tensor, vs: Tensor, places: Tensor, repair: bool) -> tuple[Tensor, Tensor | None]:
+        """Build the gradients of these units, which are then added up as they are; as `ghost_norms`.
 
-        Formal guarantee: what is added is the matrix whose norm this is, so no rounding of its products matters.
+        Formal guarantee: what is added is the matrix whose norm this is, so no rounding of its products matters. Only
+        units that float32 is too narrow for go back to their factors, whoever else is there.
         """
         positions = us.shape[1]
-        run = math.ceil(positions / math.ceil(positions / _LONGEST))
-        values, found = _kernels.built(us, vs, run)
-        self._built.append((places, values))
-        return torch.where(found < 1e30, found, torch.inf)  # such units are asked for again, with `repair`
+        values, found = _kernels.built(us, vs, math.ceil(positions / math.ceil(positions / _LONGEST)))
+        if not repair:
+            self._built.append((places, values))
+            return torch.where(found < 1e30, found, torch.inf), None
+        found, outside = repaired(found, us, vs)
+        self._built.append((places, values) if outside is None else (places[~outside], values[~outside]))
+        return found, outside
 
     def weighted_sum(self, weights: Tensor, units: Units, bad: Tensor | None) -> Tensor:
         if not self._built:
@@ -186,7 +190,6 @@ class Factored:
             others[places] = False
             share, left_out = weights[places] / units.sizes[places], None if bad is None else bad[places]
             total += PerUnit(values).weighted_sum(share, units, left_out).reshape(self.shape)
-        self._built.clear()
         if bool(others.any()):
             total += self._sum_of_factors(weights, units, ~others if bad is None else bad | ~others)
         return total

@@ -127,11 +127,7 @@ def ghost_norms(u: Tensor, v: Tensor, *, run: int, repair: bool = True) -> tuple
         found = torch.cat(parts) if len(parts) != 1 else parts[0]
     if not repair:
         return torch.where(found < 1e30, found, torch.inf), None
-    suspect = ~(found < 1e30)
-    if not bool(suspect.any()):
-        return found, None
-    floor = _FLOOR if length == 1 else _GRAM_FLOOR
-    return _again(found, suspect, lambda rows: _scaled_ghost(u[rows].double(), v[rows].double(), floor)), suspect
+    return repaired(found, u, v)
 
 
 def built_norms(u: Tensor, v: Tensor, *, run: int, repair: bool = True) -> tuple[Tensor, Tensor | None]:
@@ -156,10 +152,16 @@ def built_norms(u: Tensor, v: Tensor, *, run: int, repair: bool = True) -> tuple
         most = torch.mul(*lengths).sum(1)
         parts.append(norms.add_(most, alpha=1.01 * error).add_(lost).square_().add_(most.square_(), alpha=_GRAM_FLOOR))
     found = torch.cat(parts) if parts else u.new_zeros(0, dtype=torch.float64)
-    found = torch.where(found < 1e30, found, torch.inf)
-    if not repair or not bool((suspect := found.isinf()).any()):
+    return repaired(found, u, v) if repair else (torch.where(found < 1e30, found, torch.inf), None)
+
+
+def repaired(found: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Squared norms with those n in float64 that were too large for float32, and which these are (None: none)."""
+    suspect = ~(found < 1e30)
+    if not bool(suspect.any()):
         return found, None
-    return _again(found, suspect, lambda rows: _scaled_ghost(u[rows].double(), v[rows].double(), _GRAM_FLOOR)), suspect
+    floor = _FLOOR if u.shape[1] == 1 else _GRAM_FLOOR
+    return _again(found, suspect, lambda rows: _scaled_ghost(u[rows].double(), v[rows].double(), floor)), suspect
 
 
 def _ghost(u: Tensor, v: Tensor, run: int) -> Tensor:

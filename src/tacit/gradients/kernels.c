@@ -309,7 +309,8 @@ static inline double squares(const float *restrict from, size width) {
    these sums one after another, and found[n] = the sum of its squares, in double. */
 static void built(const float *u, size u_row, size u_position, size m, const float *v, size v_row, size v_position,
                   size k, size positions, size run, size first, size last, float *out, double *found) {
-    float a[ROWS * LONGEST], b[COLUMNS * LONGEST], product[HIGH * WIDE];
+    static APART float a[ROWS * LONGEST], b[COLUMNS * LONGEST];
+    float product[HIGH * WIDE];
     for (size n = first; n < last; n++) {
         float *const mine = out + n * m * k;
         for (size row = 0; row < m; row += ROWS)
