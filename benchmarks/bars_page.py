@@ -33,7 +33,7 @@ REASONS = {
     "selective-epoch": NORMS,
     "units": (
         "The reference is tacit's own step with rows as units; a unit of eight clips has 400 positions, so its "
-        "gradient is built for the norm and its products are formed again for the sum"
+        "gradient is built once, for its norm and for the sum"
     ),
 }
 

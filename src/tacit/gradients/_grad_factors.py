@@ -150,8 +150,8 @@ class Factored:
             scale = max(us.shape[1] // max(self.u.shape[1], 1), 1)
             built = scale > 1 and self._cheaper_built(us.shape[1])  # by the unit's own number of rows
             places = torch.arange(units.count) if members is None else members
-            if built and self._kept_built(us, vs):
-                found, outside = self._keep_built(us, vs, places, repair)
+            if built and (formed := _formed(us, vs)) is not None:
+                found, outside = self._keep(formed, us, vs, places, repair)
             else:
                 found, outside = (built_norms if built else ghost_norms)(us, vs, run=run, repair=repair)
             if outside is not None:
@@ -161,19 +161,15 @@ class Factored:
         self._normed = run > 0
         return out
 
-    def _kept_built(self, us: Tensor, vs: Tensor) -> bool:
-        """Whether units of so many positions are built once, by a kernel, and no larger than their factors."""
-        size, positions = us.shape[2] * vs.shape[2], us.shape[1]
-        return 0 < size <= positions * (us.shape[2] + vs.shape[2]) and _kernels.serves(us, vs)
-
-    def _keep_built(self, us: Tensor, vs: Tensor, places: Tensor, repair: bool) -> tuple[Tensor, Tensor | None]:
-        """Build the gradients of these units, which are then added up as they are; as `ghost_norms`.
+    def _keep(
+        self, formed: tuple[Tensor, Tensor], us: Tensor, vs: Tensor, places: Tensor, repair: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Keep gradients that were built, which are then added up as they are; what `ghost_norms` returns.
 
         Formal guarantee: what is added is the matrix whose norm this is, so no rounding of its products matters. Only
         units that float32 is too narrow for go back to their factors, whoever else is there.
         """
-        positions = us.shape[1]
-        values, found = _kernels.built(us, vs, math.ceil(positions / math.ceil(positions / _LONGEST)))
+        values, found = formed
         if not repair:
             self._built.append((places, values))
             return torch.where(found < 1e30, found, torch.inf), None
@@ -252,6 +248,14 @@ class Factored:
             for row in torch.nonzero(large[units.of_row]).flatten():
                 total += (u[row].double() * weights[row]).T @ v[row].double()
         return total.reshape(self.shape)
+
+
+def _formed(us: Tensor, vs: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The gradients of units of so many positions and their squared norms, if they are no larger than their factors."""
+    (_, positions, m), k = us.shape, vs.shape[2]
+    if m * k > positions * (m + k):
+        return None
+    return _kernels.built(us, vs, math.ceil(positions / math.ceil(positions / _LONGEST)))
 
 
 def _few(u: Tensor, v: Tensor, weights: Tensor, left_out: Tensor | None, run: int) -> Tensor:

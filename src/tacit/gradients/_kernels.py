@@ -100,12 +100,14 @@ def ghost(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return found[0], found[1], found[2]
 
 
-def built(u: Tensor, v: Tensor, run: int) -> tuple[Tensor, Tensor]:
-    """For each n the matrix sum_t u_nt v_nt^T in float32, at most `run` positions at a time, and its squared norm.
+def built(u: Tensor, v: Tensor, run: int) -> tuple[Tensor, Tensor] | None:
+    """For each n the matrix sum_t u_nt v_nt^T in float32, `run` positions at a time, and its squared norm, if it suits.
 
     Formal guarantee: the norm is that of the very matrix that is returned, never below it: squares and their sum are
     float64 (see `_norms.square_norms`). How a matrix is formed depends on its own shape alone.
     """
+    if not serves(u, v):
+        return None
     (units, positions, m), k = u.shape, v.shape[2]
     if run > LONGEST:
         raise ValueError(f"At most {LONGEST} positions are multiplied at a time, not {run}.")
