@@ -243,7 +243,7 @@ class Engine(Checks):
     def _watch(self, batch: Any, units: Units) -> tuple[Recorder, Tensor]:
         """One forward and one backward under watch."""
         recorder = Recorder(self._slots.parameters, units, self._plan)
-        with self._slots.watched(recorder):
+        with recorder.forgotten_on_error(), self._slots.watched(recorder):
             with torch.enable_grad():
                 losses, outputs = with_outputs(self.per_sample_loss(self.model, batch))
             losses = plain(losses)
@@ -335,7 +335,8 @@ class Engine(Checks):
     def _fits(self, batch: Any, rows: int, *, raising: Callable[[BaseException], bool] = lambda _: False) -> bool:
         """Whether these rows take a way that was checked; `raising` are errors that are passed on."""
         try:
-            self._watch(batch, Units.singletons(rows, next(leaves(batch)).device))
+            recorder, _ = self._watch(batch, Units.singletons(rows, next(leaves(batch)).device))
+            recorder.forget()
         except ENDING:
             raise
         except BaseException as error:  # whatever rows can do
@@ -411,8 +412,8 @@ class Engine(Checks):
                 return False
             tally.note_outputs(recorder.outputs, chunk, torch.ones_like(chunk, dtype=torch.bool), rows)
             share = torch.full((1,), chunk.numel() / part.numel(), dtype=torch.float64, device=loss.device)
-            for name, piece in recorder.settled.items():
-                total[name] += piece.weighted_sum(share, local, None)
+            for name in list(recorder.settled):
+                total[name] += recorder.settled.pop(name).weighted_sum(share, local, None)
             losses.append(loss)
         tally.add_built(total, members, torch.cat(losses).mean()[None])
         return True
@@ -448,7 +449,7 @@ class Engine(Checks):
             recorder, losses, local, odd = self._pass(batch, part, grouped)
             if recorder is not None:
                 with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
-                    built = {name: piece.build(local).values for name, piece in recorder.settled.items()}
+                    built = {n: recorder.settled.pop(n).build(local).values for n in list(recorder.settled)}
         missing = {n: p for n, p in parameters.items() if n not in built}
         built |= {n: wide(p.detach()).new_zeros(len(members), *p.shape) for n, p in missing.items()}
         return built, odd

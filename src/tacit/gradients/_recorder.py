@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -224,6 +226,21 @@ class Recorder:
         self._computed.clear()
         self._pieces.clear()
         self._leaves.clear()
+
+    def forget(self) -> None:
+        """Let go of what was recorded: the graph holds this recorder, and factors hold the graph."""
+        self.settled.clear()
+        self._pieces.clear()
+        self._computed.clear()
+
+    @contextmanager
+    def forgotten_on_error(self) -> Iterator[None]:
+        """A pass that raises leaves nothing in memory."""
+        try:
+            yield
+        except BaseException:
+            self.forget()
+            raise
 
     def _pull_back(self, target: Target, piece: Piece) -> None:
         """From the gradient of a computed value to those of its parameters, unit by unit."""

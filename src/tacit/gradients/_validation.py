@@ -179,7 +179,7 @@ def misleads(plan: Plan, model: nn.Module, loss: Loss, slots: ParameterSwap, bat
             except BaseException:  # integers that do not go together; rows that raise are found one by one, in the pass
                 return False
         slack = (0.1 if plan.coarse else 1e-6) * whole_norm(truth)
-        pieces = {name: recorder.settled.get(name) for name in truth}
+        pieces = {name: recorder.settled.pop(name, None) for name in truth}
         if all(
             _agrees(
                 torch.zeros_like(slots.parameters[name])
