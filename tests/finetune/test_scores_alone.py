@@ -1,12 +1,18 @@
 """One unit more or less changes nobody else's score, to the last bit: ties are decided by it."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tacit.data import Rows
 from tacit.data._tensor_records import TensorRecords
 from tacit.finetune._evaluation import right_by_unit
+from tacit.finetune._predictions import _TOKENS, _worth
 from tacit.finetune._tasks import Classes
+from tacit.gradients import in_own_places
 
 
 class NearTies(nn.Module):
@@ -58,3 +64,34 @@ def test_whoever_goes_first_moves_nobody_to_a_place_where_ties_fall_otherwise(fe
     for gone in range(0, 49, 6):
         kept = torch.arange(49) != gone
         assert torch.equal(right_by_unit(model, TensorRecords(inputs[kept], labels[kept]), task), whole[kept])
+
+
+class Counting(nn.Module):
+    """Notes how many rows come at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def forward(self, x: Any = None, *, input_ids: Tensor | None = None) -> Tensor:
+        given: Tensor = x if input_ids is None else input_ids
+        self.seen.append(len(given))
+        return given.flatten(1)[:, :2].float()
+
+
+def test_large_rows_are_no_more_at_a_time_than_fit() -> None:
+    """One clip of 24 MB went through the model sixteen times at once, and so did a long text with its vocabulary."""
+    model, clips = Counting(), torch.arange(3.0)[:, None].expand(3, 6 * 2**20)
+    found = in_own_places(model, clips, 3)
+    assert torch.equal(found, clips[:, :2])
+    assert set(model.seen) == {2}  # of 24 MB each
+
+
+@pytest.mark.parametrize("length", [16, 512, _TOKENS, 3 * _TOKENS])
+def test_long_texts_are_no_more_at_a_time_than_their_tokens_allow(length: int) -> None:
+    labels, owners = torch.tensor([0, 1, 0]), torch.arange(3)
+    texts = {"input_ids": torch.tensor([[0], [1], [1]]).expand(3, length)}
+    records: Any = SimpleNamespace(sizes=torch.full((3,), length), scored_by="row")
+    model, task = Counting(), Classes(2)
+    _worth(model, records, task, task.right, owners, Rows(texts, labels, owners), None)
+    assert set(model.seen) == {max(1, min(16, _TOKENS // length))}

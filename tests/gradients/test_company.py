@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from tacit.gradients import ClippedSum, Engine, RowsMixed
+from tacit.gradients._grad_factors import Factored, PerRow
+from tacit.gradients._units import Units
 
 
 def weighted(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
@@ -368,3 +370,40 @@ def test_one_thread_does_not_end_the_full_precision_of_another() -> None:
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def in_columns(t: Tensor) -> Tensor:
+    """The same numbers, those of one feature side by side, as tables have them."""
+    return t.movedim(-1, 0).contiguous().movedim(0, -1)
+
+
+def test_a_table_in_columns_beside_a_unit_of_another_size() -> None:
+    """Rows that cancel, but for a share that points one way; before, a unit of zeros moved others' sum by 277 clips.
+
+    The view of a table in columns went another way than the copy of it, with another allowance for rounding.
+    """
+    units, rows, more, model = 400, 24, 5, nn.Linear(20, 3, bias=False)
+    signs = torch.tensor([1.0, -0.999]).repeat(units * rows // 2)[:, None].expand(-1, 3)
+    x, y = (torch.cat([t, torch.zeros(more, t.shape[1])]) for t in (torch.ones(units * rows, 20), signs))
+    ids = torch.cat([torch.arange(units).repeat_interleave(rows), torch.full((more,), units)])
+    engine = Engine(model, weighted, clip=1e-4)
+    alone, beside = (
+        engine((in_columns(x[:count]), y[:count]), unit_ids=ids[:count]) for count in (units * rows, len(ids))
+    )
+    assert differ(alone, beside) == 0
+
+
+@pytest.mark.parametrize(
+    ("positions", "rows", "m", "k"), [(1, 24, 30, 20), (50, 8, 13, 9), (6, 1, 13, 9), (6, 4, 1, 9)]
+)
+def test_norms_of_features_in_columns_beside_a_unit_of_another_size(positions: int, rows: int, m: int, k: int) -> None:
+    units, more = 4, rows + 5
+    u, v = (in_columns(torch.randn(units * rows + more, positions, size)) for size in (m, k))
+    ids = torch.cat([torch.arange(units).repeat_interleave(rows), torch.full((more,), units)])
+
+    def norms(count: int) -> Tensor:
+        given = Units.from_labels(ids[:count])
+        squares = Factored(u[:count], v[:count], (m, k)).square_norms(given, repair=False)
+        return torch.stack([squares, PerRow(u[:count, 0]).settle(given).square_norms(given, repair=False)])
+
+    assert torch.equal(norms(units * rows), norms(len(ids))[:, :units])

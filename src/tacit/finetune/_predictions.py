@@ -230,9 +230,15 @@ def _answers(
         return kept(task, outputs_of(model, given[0]).cpu(), given[1])[0]
 
     given = rows.inputs, labels
-    found = in_own_places(said, given, len(labels)) if private else said(given)
+    found = in_own_places(said, given, len(labels), most=_rows_at_once(records, rows)) if private else said(given)
     one = Predictions(found, labels if whole else torch.zeros(len(labels), dtype=torch.long), rows.owner.cpu())
     return one if records.scored_by == "row" else _by_unit(one, len(units))
+
+
+def _rows_at_once(records: Records, rows: Rows) -> int:
+    """How many rows a model may see together, by the length of a row alone: of texts, as many as in `to_look_at`."""
+    lengths = [leaf.shape[1] for leaf in leaves(rows.inputs) if leaf.dim() > 1]
+    return _TOKENS if getattr(records, "sizes", None) is None else max(1, _TOKENS // max(lengths, default=1))
 
 
 def kept(task: Task, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

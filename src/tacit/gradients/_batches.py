@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-WHOLE = 16  # rows at a time where a row's last bits decide
+WHOLE = 16  # rows at a time where a row's last bits decide, and fewer where so many are larger than this:
+_BYTES = 64 * 2**20
 
 
 def leaves(batch: Any) -> Iterator[Tensor]:
@@ -59,36 +60,40 @@ def change(batch: Any, by: Callable[[Tensor], Tensor]) -> Any:
     return batch
 
 
-def in_own_places(function: Callable[[Any], Tensor], batch: Any, rows: int) -> Tensor:
+def in_own_places(function: Callable[[Any], Tensor], batch: Any, rows: int, *, most: int = WHOLE) -> Tensor:
     """What a function says of each row, to the last bit whoever else is there.
 
     Kernels round a row otherwise in another place of a batch, or among another number of rows; where two classes are
     nearly tied, these bits decide who is right. So `WHOLE` rows are given to the function at a time, never more or
-    fewer, and each stands in a place that its own values decide.
+    fewer, and each stands in a place that its own values decide. Of large rows, and where the caller says `most`, it is
+    fewer, by the shape of a row alone: one row must not need the memory of sixteen.
 
     Formal guarantee: a row's result depends on nothing but that row, if the function keeps rows apart and rounds a row
-    in the same way in equal places of batches of equal shapes.
+    in the same way in equal places of batches of equal shapes. Rows that have the same place follow each other: there
+    are never more passes than rows, whatever is in them.
     """
     if not rows:
         return function(batch)
-    places, turns = _own_places(batch, rows)
+    each = sum(leaf.numel() * leaf.element_size() for leaf in _leaves(batch)) // rows
+    whole = max(1, min(WHOLE, most, _BYTES // max(each, 1)))
+    places, turns = _own_places(batch, rows, whole)
     found: Tensor | None = None
     for turn in range(int(turns.max()) + 1):
         mine = torch.nonzero(turns == turn).flatten()
-        index = mine[:1].repeat(WHOLE).index_copy_(0, places[mine], mine)  # some row again where nobody's place is
+        index = mine[:1].repeat(whole).index_copy_(0, places[mine], mine)  # some row again where nobody's place is
         said = function(change(batch, lambda t, index=index: t[index.to(t.device)]))  # type: ignore[misc]
         found = said.new_empty(rows, *said.shape[1:]) if found is None else found
         found[mine.to(said.device)] = said[places[mine].to(said.device)]
     return torch.empty(0) if found is None else found
 
 
-def _own_places(batch: Any, rows: int) -> tuple[Tensor, Tensor]:
-    """The place of each row among `WHOLE`, a hash of its bytes, and how many rows before it have the same place."""
+def _own_places(batch: Any, rows: int, whole: int) -> tuple[Tensor, Tensor]:
+    """The place of each row among so many, a hash of its bytes, and how many rows before it have the same place."""
     sums = [0] * rows
     for leaf in _leaves(batch):
         lines = leaf.detach().reshape(rows, math.prod(leaf.shape[1:])).cpu().contiguous().view(torch.uint8).numpy()
         sums = [zlib.crc32(line, found) for line, found in zip(lines, sums, strict=True)]
-    places, taken = torch.tensor(sums) % WHOLE, [0] * WHOLE
+    places, taken = torch.tensor(sums) % whole, [0] * whole
     turns = []
     for place in places.tolist():
         turns.append(taken[place])

@@ -43,11 +43,24 @@ def kernels_version() -> str:
 def serves(*tensors: Tensor) -> bool:
     """Whether the kernels take these tensors (rows, positions, features)."""
     return (
-        all(t.dtype == torch.float32 and t.device.type == "cpu" and t.stride(2) == 1 for t in tensors)
+        all(t.dtype == torch.float32 and t.device.type == "cpu" and _in_line(t) for t in tensors)
         and all(t.numel() for t in tensors)
         and type(tensors[0]) is type(tensors[1]) is Tensor
         and kernels_in_use()
     )
+
+
+def in_lines(t: Tensor) -> Tensor:
+    """The tensor with the entries of its last dimension side by side; a copy only where they are not.
+
+    What is grouped by unit is a view where all units have equally many rows, and a copy elsewhere. A view in columns
+    would go another way than its copy, and so who else is there would decide how a unit is rounded.
+    """
+    return t if _in_line(t) else t.contiguous()
+
+
+def _in_line(t: Tensor) -> bool:
+    return t.stride(-1) == 1 or t.shape[-1] == 1
 
 
 def weighted_sum(u: Tensor, v: Tensor, weights: Tensor, left_out: Tensor | None, run: int) -> Tensor:
@@ -242,7 +255,7 @@ def _suits(values: Tensor) -> bool:
         and values.device.type == "cpu"
         and type(values) is Tensor
         and values.numel()
-        and values.stride(1) == 1
+        and _in_line(values)
         and kernels_in_use()
     )
 

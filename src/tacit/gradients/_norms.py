@@ -72,7 +72,7 @@ def square_norms(values: Tensor, *, repair: bool = True) -> Tensor:
     """
     if values.dtype == torch.float64:
         return _scaled_square_norms(values)
-    values = values.float()  # in 16 bits every sum of squares would round by more than is allowed for
+    values = _kernels.in_lines(values.float())  # in 16 bits sums of squares would round by more than is allowed for
     exact = _kernels.square_norms(values)
     if exact is not None:  # float64 from the start: nothing to repair
         return _kernels.trusted(exact, values.shape[1])

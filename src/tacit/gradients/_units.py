@@ -8,6 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from tacit.gradients._kernels import in_lines
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -83,12 +85,13 @@ class Units:
     def stacks(self, *tensors: Tensor) -> list[tuple[Tensor | None, tuple[Tensor, ...]]]:
         """For each bucket: its units (None for all, in order) and the (n, k * positions, ...) rows of every tensor.
 
-        A unit's rows and their positions become one long sequence, which is what ghost norms need.
+        A unit's rows and their positions become one long sequence, which is what ghost norms need. Its last dimension
+        lies in lines, whether it is a view or a copy (see `in_lines`).
         """
         k = 1 if self.trivial else self.blocks
         if k is not None:
-            return [(None, tuple(_join(split_rows(t, k)) for t in tensors))]
-        return [(b.units, tuple(_join(t[b.rows]) for t in tensors)) for b in self.buckets]
+            return [(None, tuple(in_lines(_join(split_rows(t, k))) for t in tensors))]
+        return [(b.units, tuple(in_lines(_join(t[b.rows])) for t in tensors)) for b in self.buckets]
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over each unit's rows: (rows, ...) -> (units, ...).
