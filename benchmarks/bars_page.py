@@ -231,8 +231,12 @@ def _other(name: str, missed: list[str], row: Mapping[str, Any], result: Result)
             name, "the private step keeps both factors of every layer, and its first step checks the model"
         )
         parts.append(f"Memory, {' and '.join(peaks)} MB: {reason}")
-    if peers := [bar for bar in missed if bar.startswith(("ahead", "at least"))]:
-        parts.append(f"Not told apart from the peer, or behind it ({'; '.join(peers)}): see the peers below")
+    for bar in (bar for bar in missed if bar.startswith(("ahead", "at least"))):
+        peer = result.row(bar.rpartition(" of ")[2])
+        where = (
+            f"the peer itself is at {_interval(peer.ratio)} of the plain step" if peer and peer.ratio else "see below"
+        )
+        parts.append(f"Not told apart from the peer, or behind it ({bar}): {where}")
     return ". ".join(parts) + "."
 
 
