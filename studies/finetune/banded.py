@@ -2,11 +2,12 @@
 
     python -m studies.finetune.banded FEATURES.npz OUT [--epsilon 1] [--steps 60] [--tries 2] [--seeds 5]
 
-FEATURES.npz is what studies/prepare makes; OUT keeps every run, so that a second call goes on where the first ended. A
-linear head on rows of norm 1, batches of private / steps rows, no momentum, unit clip, delta 1e-5, zero-out. Each arm
-(`--arms`) has the same six learning rates with `tries` seeds; the best of them on the test rows gets `seeds` in all
-and is marked if it lies at the edge. HyFreeDP begins at three rates, with as many seeds of each. Data are declared
-public. The epsilon of each noise is derived again with dp_accounting alone.
+FEATURES.npz is what studies/prepare makes (`vit_features --train 7000 --only cifar10`); OUT keeps every run, so that a
+second call goes on where the first ended. A linear head on rows of norm 1, batches of private / steps rows, no
+momentum, unit clip, delta 1e-5, zero-out. Each arm (`--arms`) has the same six learning rates: `tries` runs of each on
+as many other rows, tried on the training rows after these, choose one. The chosen one gets `seeds` runs on the first
+`private` rows, tried on the test rows; it is marked if it lies at the edge. HyFreeDP begins at three rates, with as
+many seeds of each. Data are declared public. The epsilon of each noise is derived again with dp_accounting alone.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ import argparse
 import functools
 import math
 import statistics
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
-from torch import nn
+from torch import Tensor, nn
 
 from studies import loaders, store
 from tacit.finetune import DPSGD, BandMF, HyFreeDP, Optimizer, RowNorm, fit
@@ -45,6 +47,7 @@ class Cell:
     arm: str
     lr: float
     seed: int
+    split: Literal["private", "tuning"]
 
     @property
     def batch_size(self) -> int:
@@ -62,10 +65,24 @@ class Cell:
         return BandMF(batch_size=self.batch_size, steps=self.steps, bands=self.bands, lr=self.lr, momentum=0.0)
 
 
-def compute(cell: Cell) -> dict[str, Any]:
-    """One run with noise and draws of its own, tried on the test rows."""
+def rows(cell: Cell) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """What is trained on and what is tried: private and test rows, or other training rows for both."""
     inputs, labels = loaders.features(cell.file, "train")
-    inputs, labels = inputs[: cell.private], labels[: cell.private].long().flatten()
+    labels = labels.long().flatten()
+    here, other = slice(cell.private), slice(cell.private, 2 * cell.private)
+    if cell.split == "tuning":
+        held_out = slice(2 * cell.private, None)
+        if len(labels) < 2 * cell.private + 500:
+            raise ValueError(f"{cell.file} has too few training rows to choose learning rates on others: {len(labels)}.")
+        return (inputs[other], labels[other]), (inputs[held_out], labels[held_out])
+    tested, truth = loaders.features(cell.file, "test")
+    return (inputs[here], labels[here]), (tested, truth.long().flatten())
+
+
+def compute(cell: Cell) -> dict[str, Any]:
+    """One run with noise and draws of its own."""
+    trained_on, tried_on = rows(cell)
+    inputs, labels = trained_on
     classes = int(labels.max()) + 1
     model = nn.Sequential(nn.Identity(), nn.Linear(inputs.shape[1], classes, bias=False))
     fitted = fit(
@@ -82,9 +99,9 @@ def compute(cell: Cell) -> dict[str, Any]:
         neighbours="zero-out",
         standardise=RowNorm(),
     )
-    inputs, labels = loaders.features(cell.file, "test")
+    inputs, labels = tried_on
     with torch.inference_mode():
-        right = (fitted.model(inputs).argmax(1) == labels.long().flatten()).double().mean()
+        right = (fitted.model(inputs).argmax(1) == labels).double().mean()
     return {"accuracy": 100 * float(right), "noise": fitted.noise_multiplier, "epsilon": fitted.guarantee.epsilon}
 
 
@@ -109,7 +126,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="*", default=[*ARMS, "HyFreeDP"])
     options = parser.parse_args()
 
-    def cell(arm: str, lr: float, seed: int) -> Cell:
+    def cell(split: Literal["private", "tuning"], arm: str, lr: float, seed: int) -> Cell:
         return Cell(
             file=options.features,
             private=options.private,
@@ -118,6 +135,7 @@ def main() -> None:
             arm=arm,
             lr=lr,
             seed=seed,
+            split=split,
         )
 
     def run(cells: list[Cell]) -> dict[Cell, dict[str, Any]]:
@@ -132,11 +150,14 @@ def main() -> None:
     print("|---|---:|---:|---:|---:|")
     for arm in options.arms:
         rates = STARTS if arm == "HyFreeDP" else RATES
-        seen = run([cell(arm, lr, seed) for seed in range(options.tries) for lr in rates])
-        best = max(rates, key=functools.partial(mean, seen, arm))
-        chosen = rates if arm == "HyFreeDP" else (best,)
+        chosen: tuple[float, ...] = rates
+        if arm != "HyFreeDP":
+            seen = run([cell("tuning", arm, lr, seed) for seed in range(options.tries) for lr in rates])
+            chosen = (max(rates, key=functools.partial(mean, seen, arm)),)
+            scores = ", ".join(f"{lr:g}: {mean(seen, arm, lr):.1f}" for lr in rates)
+            print(f"{arm}, tuning rows: {scores}", file=sys.stderr, flush=True)
         for lr in chosen:
-            more = run([cell(arm, lr, seed) for seed in range(options.seeds)])
+            more = run([cell("private", arm, lr, seed) for seed in range(options.seeds)])
             accuracies = [one["accuracy"] for one in more.values()]
             any_one = next(iter(more.items()))
             checked = derived(any_one[1]["noise"], options.steps, any_one[0].bands, 1 / options.steps)
