@@ -1,11 +1,12 @@
-"""A ViT-Ti/16 of ImageNet-1k as a net that recipes fine-tune, and CIFAR-10 enlarged to the images that it takes.
+"""A ViT-Ti/16 of ImageNet-1k as a net that recipes fine-tune, and CIFAR enlarged to the images that it takes.
 
-    python -m studies.prepare.vit_net DATA OUT [--side 96] [--train 7000] [--test 2000]
+    python -m studies.prepare.vit_net DATA OUT [--side 96] [--train 7000] [--test 2000] [--only cifar10]
 
-DATA holds the file of packed CIFAR-10 (see unpack_cifar.py) and vit_tiny_patch16_224_imagenet1k.safetensors. OUT gets
+DATA holds the files of packed CIFAR (see unpack_cifar.py) and vit_tiny_patch16_224_imagenet1k.safetensors. OUT gets
 `vit-ti-SIDE.safetensors`, a `models.ViT` of 192 features, twelve blocks and a class token, whose positions are resized
-to SIDE pixels, and `cifar10-SIDE-train.npz` and `-test.npz`, the first rows of each part (uint8, bicubic). timm's net
-has 1e-6 in its LayerNorms and `models.ViT` torch's 1e-5; the class token's position is added to the token.
+to SIDE pixels, and `cifar10-SIDE-train.npz`, `-test.npz` and the same of `cifar100`, the first rows of each part
+(uint8, bicubic). timm's net has 1e-6 in its LayerNorms and `models.ViT` torch's 1e-5; the class token's position is
+added to the token.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from studies.prepare.pictures import cifar
 from tacit.models import ViT, save_net
 
 NAME, PATCH = "vit_tiny_patch16_224", 16
+DATA_SETS = ("cifar10", "cifar100")
 PARTS = {"attn.qkv": "attention.ask", "attn.proj": "attention.answer", "mlp.fc1": "up", "mlp.fc2": "down"}
 
 
@@ -62,16 +64,19 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=96, help="pixels of the images that the net sees")
     parser.add_argument("--train", type=int, default=7_000, help="the most rows of the training part")
     parser.add_argument("--test", type=int, default=2_000, help="the most rows to try models on")
+    parser.add_argument("--only", nargs="*", choices=DATA_SETS, default=DATA_SETS, help="these data sets alone")
     options = parser.parse_args()
     side = options.side
     options.out.mkdir(parents=True, exist_ok=True)
     net = converted(load_file(str(options.data / f"{NAME}_imagenet1k.safetensors")), side)
     save_net(net, options.out / f"vit-ti-{side}.safetensors", **arguments(side))
     most = {"train": options.train, "test": options.test}
-    for split, (images, labels) in cifar(options.data / "cifar10_lossless_webp_train20k_test10k.npz", most).items():
-        large = interpolate(images.float(), (side, side), mode="bicubic", antialias=True).clamp(0, 255).round()
-        path = options.out / f"cifar10-{side}-{split}.npz"
-        np.savez(path, images=large.byte().numpy(), labels=labels.numpy())
+    for name in options.only:
+        packed = options.data / f"{name}_lossless_webp_train20k_test10k.npz"
+        for split, (images, labels) in cifar(packed, most).items():
+            large = interpolate(images.float(), (side, side), mode="bicubic", antialias=True).clamp(0, 255).round()
+            path = options.out / f"{name}-{side}-{split}.npz"
+            np.savez(path, images=large.byte().numpy(), labels=labels.numpy())
 
 
 if __name__ == "__main__":
