@@ -3,13 +3,14 @@
 import math
 import os
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from by_hand import SEED, key, net, people, same_bits
-from torch import nn
+from torch import Tensor, nn
 
 from tacit.data._records import Rows
 from tacit.data._tensor_records import TensorRecords
@@ -191,8 +192,7 @@ def test_a_plan_refunds_nothing_so_no_run_on_it_stops_early(ledger: Ledger) -> N
 
 def test_scores_that_are_missing_count_for_nothing(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the evaluations that a kill has used up, nor an AUROC that does not exist."""
-    before = {"accuracy": 9.0}
-    scores = iter([before, {"accuracy": 5.0}, {}, {"accuracy": math.nan}, {"accuracy": 6.0}, {"accuracy": 5.0}, {}])
+    scores = iter([{"accuracy": 5.0}, {}, {"accuracy": math.nan}, {"accuracy": 6.0}, {"accuracy": 5.0}, {}])
     monkeypatch.setattr(Evaluator, "__call__", lambda *_: next(scores))
     fitted = run(ledger, Evaluation(data=people(), public=True, every=2, patience=1))
     assert fitted.steps == 10
@@ -260,7 +260,7 @@ def test_the_refund_covers_every_process_that_came_before(tmp_path: Path, monkey
     told = Evaluation(data=people(), public=True, every=4, patience=1)
 
     def call(every: int, scores: list[float], at: int | None = None) -> Fitted:
-        left = iter([9.0, *scores])  # the first is of the model as it came, which decides nothing
+        left = iter(scores)
         monkeypatch.setattr(Evaluator, "__call__", lambda *_: {"accuracy": next(left)})
         with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
             return run(
@@ -284,6 +284,55 @@ def test_a_model_that_does_not_take_the_held_out_rows_costs_nothing(ledger: Ledg
     with pytest.raises(ValueError, match="does not take these rows"):
         run(ledger, odd)
     assert ledger.entries() == []
+
+
+@dataclass(frozen=True)
+class Odd(Classes):
+    """Three classes, and a mistake in one method."""
+
+    outputs: int = 3
+    mistake: str = ""
+
+    def probs(self, outputs: Tensor) -> Tensor:
+        return getattr(outputs, "sofmax" if self.mistake == "probs" else "softmax")(1)  # type: ignore[no-any-return]
+
+    def scores(self, probs: Tensor, labels: Tensor) -> dict[str, float]:
+        if self.mistake == "scores":
+            raise AttributeError("no such score")
+        if self.mistake == "few" and len(labels) < 100:
+            raise ValueError("too few rows")
+        return super().scores(probs, labels)
+
+    def histogram(self, probs: Tensor, _labels: Tensor) -> Tensor:
+        return nn.functional.one_hot(probs.argmax(1), 3).double()
+
+    def scores_of(self, total: Tensor) -> dict[str, float]:
+        return {"share": float(total[3 if self.mistake == "scores_of" else 0])}
+
+
+@pytest.mark.parametrize("mistake", ["probs", "scores"])
+@pytest.mark.parametrize("head", ["new", "keep"])
+def test_a_mistake_in_a_tasks_scores_costs_nothing(mistake: str, head: str, ledger: Ledger) -> None:
+    told = Evaluation(data=people(80), public=True)
+    with pytest.raises(ValueError, match=r"evaluation fails. Nothing was charged"):
+        run(ledger, told, task=Odd(mistake=mistake), head=head)
+    assert ledger.entries() == []
+
+
+@pytest.mark.parametrize("mistake", ["probs", "scores_of"])
+def test_nor_does_one_in_those_of_private_people(mistake: str, ledger: Ledger) -> None:
+    told = Evaluation(data=people(80), subject="held out", epsilon=1.0, size=80)
+    with pytest.raises(ValueError, match="cannot score synthetic rows"):
+        run(ledger, told, task=Odd(mistake=mistake))
+    assert ledger.entries() == []
+    assert set(run(ledger, told, task=Odd()).scores) == {"share"}
+
+
+def test_scores_that_take_more_than_a_few_rows_get_them(ledger: Ledger) -> None:
+    task = Odd(mistake="few")
+    assert run(ledger, Evaluation(data=people(120), public=True), task=task, head="new").scores.keys() == {"accuracy"}
+    with pytest.raises(ValueError, match="too few rows"):
+        run(ledger, Evaluation(data=people(30), public=True), task=task, head="new", subject="another")
 
 
 def test_not_private_and_stopping_early_can_be_taken_up(tmp_path: Path) -> None:

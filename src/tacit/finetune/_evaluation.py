@@ -31,6 +31,8 @@ from tacit.privacy import (
     noise_multiplier,
 )
 
+_FEW = 64  # units that show whether public data can be scored
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
@@ -143,6 +145,24 @@ class Evaluator:
             return self._task.scores_of(torch.as_tensor(noisy))  # type: ignore[attr-defined, no-any-return]
         return {"accuracy": 100 * float(noisy[0]) / float(self.evaluation.size or 1)}
 
+    def rehearse(self, model: nn.Module, *, few: bool = True) -> dict[str, float]:
+        """Scores of public data before anything is charged: a task that cannot score them has then cost nothing.
+
+        Of a few units, unless these are too few for the task's scores.
+
+        Raises:
+            ValueError: The model or the task raised.
+        """
+        try:
+            units = torch.arange(min(len(self._records), _FEW if few else len(self._records)))
+            said = predictions(model, self._records, self._task, units, workers=self._workers, curator=self._curator)
+            return self._task.scores(said.probs, said.labels)
+        except Exception as error:  # the data are public, and so is what an error says of them
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        if few and len(self._records) > _FEW:
+            return self.rehearse(model, few=False)
+        raise ValueError(f"The public evaluation fails. Nothing was charged ({reason}).")
+
     def help(self, model: nn.Module) -> None:
         """On a rank that does not lead: look at this rank's part of the data."""
         if self.evaluation.public:
@@ -234,6 +254,8 @@ def check_rows_alone(task: Task, labels: Tensor, *, confidence: bool = False) ->
     try:
         together = all_of(slice(count))
         alone = torch.cat([all_of(slice(i, i + 1)) for i in range(count)])
+        if histogram is not None:
+            task.scores_of(together[:, 1:].sum(0))  # type: ignore[attr-defined]
     except Exception as error:  # nothing here is anybody's
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"The task cannot score synthetic rows ({type(error).__name__}: {reason}).") from None

@@ -258,8 +258,12 @@ def fit(
         rehearse_portion(query, like, expected, ready.records, ready.body)
         if ready.held_out is not None:
             dry_run(ready.body, ready.held_out, curator=curator)
-            if evaluate is not None and evaluate.public and head == "keep" and receipt is None:
-                warn_if_blind(Evaluator(evaluate, ready.held_out, task, curator, workers)(ready.body), ready.held_out)
+            if evaluate is not None and evaluate.public:
+                trained_before = head == "keep" and receipt is None
+                looking = Evaluator(evaluate, ready.held_out, task, curator, workers)
+                scores = looking.rehearse(ready.body, few=not trained_before)
+                if trained_before:
+                    warn_if_blind(scores, ready.held_out)
         if ranks is not None:
             check_ranks(ranks, ready.body, query, f"{settings} {receipt and receipt.id}", records)
         others = [] if paid is None else [paid.event if rows is None else paid.mean_event]
