@@ -17,7 +17,7 @@ from studies.render import spread
 from tacit.privacy import Budget, Ledger, epsilon_of
 from tacit.recipes import Progress, fingerprint
 from tacit.report import Spread
-from tacit.tune import Scaled, Space
+from tacit.tune import BudgetTooSmall, Scaled, Space
 
 FORMAT = 3  # of a cell's file; raised when the same recipe would give other numbers
 _GRID_SEED = -1  # of the oracle's look at every point; its repeats are -2, -3, ...
@@ -180,7 +180,7 @@ def run(study: Study, *, out: Path, progress: Progress) -> Result:
         found = store.outcomes(
             cells, compute, folder=out / "cells", workers=study.workers, progress=progress, name=_name
         )
-        return {cell: Outcome.read(stored) for cell, stored in found.items()}
+        return _made(found)
 
     cells = [cell for place in study.places() for cell in first_cells(study, *place)]
     cells.sort(key=lambda cell: cell.seed)  # whoever stops early has as many seeds of every task
@@ -193,11 +193,16 @@ def read(study: Study, out: Path) -> Result:
     """What an earlier run left; nothing is computed, and what is missing stays missing."""
 
     def outcomes(cells: list[Cell]) -> dict[Cell, Outcome]:
-        return {cell: Outcome.read(stored) for cell, stored in store.known(cells, out / "cells").items()}
+        return _made(store.known(cells, out / "cells"))
 
     first = outcomes([cell for place in study.places() for cell in first_cells(study, *place)])
     seen = Result(study=study, outcomes=first)
     return replace(seen, outcomes=first | outcomes(_again(seen)))
+
+
+def _made(found: dict[Cell, dict[str, Any]]) -> dict[Cell, Outcome]:
+    """The searches that were made; one that refused its budget has no outcome."""
+    return {cell: Outcome.read(stored) for cell, stored in found.items() if "refused" not in stored}
 
 
 def first_cells(study: Study, task: str, method: Method, epsilon: float) -> list[Cell]:
@@ -231,7 +236,10 @@ def _again(seen: Result) -> list[Cell]:
 
 
 def compute(cell: Cell) -> dict[str, Any]:
-    """One search from nothing, with a ledger of its own in memory; raises if the ledger has more than the budget."""
+    """One search from nothing, with a ledger of its own in memory; raises if the ledger has more than the budget.
+
+    A search may refuse: then what it said is kept, and the table has no number.
+    """
     draw_seed = int(fingerprint(cell)[:8], 16)  # of the cell, so that no two cells try the same points by chance
     search = cell.method.search
     if search is None:
@@ -239,16 +247,19 @@ def compute(cell: Cell) -> dict[str, Any]:
     probe = Probe(cell.task, cell.method.training, delta=cell.delta, seed=draw_seed)
     budget, ledger = Budget(cell.epsilon, cell.delta), Ledger("sqlite://")
     start = time.perf_counter()
-    found = search(
-        Given(
-            probe=probe,
-            space=cell.space,
-            budget=budget,
-            ledger=ledger,
-            draw_seed=draw_seed,
-            seed=draw_seed if cell.seeded_noise else None,
+    try:
+        found = search(
+            Given(
+                probe=probe,
+                space=cell.space,
+                budget=budget,
+                ledger=ledger,
+                draw_seed=draw_seed,
+                seed=draw_seed if cell.seeded_noise else None,
+            )
         )
-    )
+    except BudgetTooSmall as refused:
+        return {"refused": str(refused)}
     seconds = time.perf_counter() - start
     spent = ledger.total()
     if spent.epsilon > budget.epsilon or spent.delta > budget.delta:

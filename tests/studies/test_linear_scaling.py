@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from studies import runner
+from studies import runner, store
 from studies.linear_scaling import report
 from studies.linear_scaling import study as studying
 from studies.linear_scaling.data import Task
@@ -105,6 +105,17 @@ def test_a_study_runs_keeps_its_cells_and_is_read_back(features: Path, tmp_path:
     assert len(report.pictures(result)) == 3
     runs = {row[0]: row[1] for row in report.times(result).rows}
     assert runs == runs | {"random": 1, "best of 3": 3, "linear scaling": 7, "adam": 1, "oracle": 6}
+
+
+def test_a_search_that_refuses_its_budget_is_kept_as_such_and_has_no_number(features: Path, tmp_path: Path) -> None:
+    poor = small(features, epsilon=(0.01, 1.0), methods=METHODS[:3], seeds=(0,))
+    result = studying.run(poor, out=tmp_path / "out", progress=quiet)
+    scaled = METHODS[2]
+    assert result.spread("corners", scaled, 0.01) is None
+    assert result.spread("corners", scaled, 1.0) is not None
+    kept = store.known(first_cells(poor, "corners", scaled, 0.01), tmp_path / "out" / "cells")
+    assert all("budget" in outcome["refused"] for outcome in kept.values())
+    assert [row[4] is None for row in report.comparison(result).rows] == [True, False]
 
 
 def test_what_was_not_run_stays_empty(features: Path, tmp_path: Path) -> None:
