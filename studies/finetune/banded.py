@@ -73,7 +73,9 @@ def rows(cell: Cell) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     if cell.split == "tuning":
         held_out = slice(2 * cell.private, None)
         if len(labels) < 2 * cell.private + 500:
-            raise ValueError(f"{cell.file} has too few training rows to choose learning rates on others: {len(labels)}.")
+            raise ValueError(
+                f"{cell.file} has too few training rows to choose learning rates on others: {len(labels)}."
+            )
         return (inputs[other], labels[other]), (inputs[held_out], labels[held_out])
     tested, truth = loaders.features(cell.file, "test")
     return (inputs[here], labels[here]), (tested, truth.long().flatten())

@@ -104,6 +104,35 @@ def lines(
     return figure
 
 
+def along(panels: Mapping[str, Mapping[str, Sequence[tuple[float, float, float]]]]) -> Figure:
+    """(epsilon, accuracy, deviation) of each way to choose hyperparameters; a panel per task."""
+    across = min(len(panels), 3)
+    down = math.ceil(len(panels) / across)
+    with theme.styled():
+        figure = theme.figure(theme.WIDTH, 2.9 * down + 0.3)
+        for place, (name, series) in enumerate(panels.items()):
+            axes = figure.add_subplot(down, across, place + 1)
+            axes.set_xscale("log")
+            for number, (way, points) in enumerate(series.items()):
+                x, y, spread = zip(*points, strict=True)
+                colour = theme.colour(number)
+                axes.errorbar(x, y, spread, color=colour, elinewidth=1.0, capsize=2, ls="none", alpha=0.6)
+                axes.plot(
+                    x, y, color=colour, marker=theme.mark(number), mec=theme.PAPER, mew=0.6, ms=5.5, lw=1.2, label=way
+                )
+            axes.set_xticks(x, [_plainly(value, 0) for value in x])
+            axes.set_title(name)
+            axes.grid(axis="y")
+            axes.minorticks_off()
+            if place // across == down - 1:
+                axes.set_xlabel("epsilon in all")
+            if place % across == 0:
+                axes.set_ylabel("accuracy (%)")
+        handles, labels = axes.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="lower right", frameon=False)
+    return figure
+
+
 def gaps(panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]) -> Figure:
     """How far each point of a grid is below the best, against its r; a panel per task, a colour per epsilon."""
     across = min(len(panels), 2)

@@ -16,6 +16,7 @@ from tacit.finetune._linear_probe import blank_row as blank_row
 from tacit.finetune._linear_probe import public_centre
 from tacit.finetune._loader import batching as batching
 from tacit.finetune._loop import Score
+from tacit.finetune._loss_curve import LossChange, TrackLoss
 from tacit.finetune._make_private import make_private
 from tacit.finetune._make_private import steps_per_epoch as steps_per_epoch
 from tacit.finetune._measures import auroc
@@ -59,6 +60,7 @@ __all__ = [
     "FixedSize",
     "HyFreeDP",
     "Labels",
+    "LossChange",
     "NextToken",
     "Optimizer",
     "Passes",
@@ -71,6 +73,7 @@ __all__ = [
     "Score",
     "Standardise",
     "Task",
+    "TrackLoss",
     "Update",
     "auroc",
     "cache_blocks",

@@ -22,9 +22,10 @@ from tacit.finetune._features import Layers
 from tacit.finetune._fitted import Fitted
 from tacit.finetune._linear_probe import linear_probe
 from tacit.finetune._loop import Run
+from tacit.finetune._loss_curve import LossTracker, TrackLoss
 from tacit.finetune._optimizers import Optimizer, called
 from tacit.finetune._ranks import account_for, check_ranks
-from tacit.finetune._reading import try_workers
+from tacit.finetune._reading import draws, try_workers
 from tacit.finetune._saving import Store
 from tacit.finetune._sources import agree, prepared, read_records, workers_of
 from tacit.finetune._standardise import RowNorm, Standardise
@@ -68,6 +69,7 @@ def fit(
     ledger: Ledger | None = None,
     subject: str | None = None,
     evaluate: Evaluation | None = None,
+    track_loss: TrackLoss | bool = False,
     checkpoint: str | Path | None = None,
     every: int = 100,
     private: str | Path | None = None,
@@ -123,6 +125,8 @@ def fit(
         ledger: Where the run is charged; by default one in memory, which does not survive the process.
         subject: The data set's name in the ledger.
         evaluate: Data to evaluate on: public, or with a budget of its own.
+        track_loss: Estimate the training loss from the released gradients, free of charge (`fitted.loss_curve`); a
+            `TrackLoss` with patience= also stops where it rises.
         checkpoint: A file, written every `every` steps. Repeat the same call after a crash to resume: lost steps are
             replayed, nothing is spent twice. Without it an interrupted run has spent its budget for nothing.
         every: Steps between checkpoints.
@@ -189,6 +193,9 @@ def fit(
         raise ValueError(f"The rule {optimizer.update.rule!r} is for runs of one process.")
     if ranks is not None and (standardise is not None or workers):
         raise ValueError("A run over several ranks takes no standardise= or workers=: leave them out.")
+    tracked = _tracked(track_loss, optimizer)
+    if ranks is not None and tracked is not None:
+        raise ValueError("A run over several ranks takes no track_loss=: leave it out.")
     for value, what in ((every, "every"), (microbatch, "microbatch"), (size, "size")):
         if value is not None:
             check_count(value, what)
@@ -219,7 +226,7 @@ def fit(
                 payer.check_terms(unit=whom, neighbours=relation)
     people = len(records) if size is None else size
     optimizer.check_size(people, len(records))
-    stops = evaluate is not None and evaluate.patience is not None
+    stops = any(each is not None and each.patience is not None for each in (evaluate, tracked))
     budget = cost(receipt, delta) if receipt is not None else Budget(epsilon or 0.0, delta)
     promise = Promise(budget=budget, unit=whom, neighbours=relation, size=people, stops=stops)
     if receipt is None:
@@ -228,6 +235,7 @@ def fit(
     kind = next(model.parameters()).device.type
     settings = repr((optimizer, promise, scheme, task, features, seed, microbatch, evaluate, kind))
     settings += "" if rows is None else repr(rows)
+    settings += "" if tracked is None else repr(tracked)
     settings += "" if last_blocks is None else f"last_blocks={last_blocks}"
     store = None if checkpoint is None or ledger is None else Store(checkpoint, ledger, private)
     if store is not None and " at 0x" in settings:
@@ -280,6 +288,10 @@ def fit(
         evaluator = None
         if evaluate is not None and ready.held_out is not None:
             evaluator = Evaluator(evaluate, ready.held_out, task, curator, workers)
+        losses = None
+        if tracked is not None:
+            drawn = bool(ready.records.uniforms) or draws(ready.records)
+            losses = LossTracker(tracked, trained, optimizer, size=promise.size, rows_drawn=drawn)
         kind_of_run = Run if ranks is None else partial(TeamRun, team=ranks)
         run = kind_of_run(
             model=ready.body,
@@ -290,6 +302,7 @@ def fit(
             updater=Updater(optimizer.update, trained, optimizer.steps, noise=noise),
             measure=task.measure,
             evaluator=evaluator,
+            losses=losses,
             store=store,
             every=every,
             note=f"{optimizer.name}, {scheme}, {sum(p.numel() for p in trained.values()):,} parameters",
@@ -320,8 +333,20 @@ def fit(
         scheme=scheme,
         trained=sum(p.numel() for p in trained.values()),
         ledger=None if receipt is not None or not leads else account.ledger,
+        loss_curve=[] if losses is None else losses.curve,
         **(facts if ranks is None else ranks.share(facts)),  # type: ignore[arg-type]
     )
+
+
+def _tracked(how: TrackLoss | bool, optimizer: Optimizer) -> TrackLoss | None:
+    """How the loss is followed, if the optimizer allows it."""
+    if how is False:
+        return None
+    found = TrackLoss() if how is True else how
+    if not isinstance(found, TrackLoss):
+        raise TypeError(f"track_loss is True or a finetune.TrackLoss, not {type(how).__name__}.")
+    found.check(optimizer)
+    return found
 
 
 def warn_if_blind(scores: dict[str, float], held_out: Records, when: str = "before training") -> None:

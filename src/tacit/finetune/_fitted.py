@@ -12,6 +12,7 @@ from torch import nn
 from tacit._saving import save_result
 from tacit.finetune._features import Probe
 from tacit.finetune._loop import Score
+from tacit.finetune._loss_curve import LossChange
 from tacit.finetune._standardise import is_row_normalized
 from tacit.models import WeightFormat
 from tacit.privacy import Guarantee, Ledger
@@ -32,6 +33,7 @@ class Fitted:
         receipt: The receipt's id.
         assumptions: What the guarantee rests on, for the card.
         ledger: The ledger that was charged; None if the caller charged the run.
+        loss_curve: How the mean training loss changed, as the released gradients tell (`track_loss=`): free.
     """
 
     model: nn.Module = field(repr=False)
@@ -44,6 +46,7 @@ class Fitted:
     receipt: str
     assumptions: list[str] = field(repr=False)
     ledger: Ledger | None = field(default=None, repr=False, compare=False)  # None: somebody else charged the run
+    loss_curve: list[LossChange] = field(default_factory=list, repr=False)
 
     def save(
         self,

@@ -19,6 +19,7 @@ from tacit._refusals import attempt
 from tacit.data import Records, Rows
 from tacit.finetune._account import Account, Meter
 from tacit.finetune._evaluation import Evaluator
+from tacit.finetune._loss_curve import LossTracker
 from tacit.finetune._optimizers import Optimizer
 from tacit.finetune._predictions import portions, rows_that_fit, units_at_once
 from tacit.finetune._queries import GradientAsker, GradientQuery
@@ -62,6 +63,7 @@ class Run:
     updater: Updates
     measure: str
     evaluator: Evaluator | None = None
+    losses: LossTracker | None = None
     store: Store | None = None
     every: int = 100
     note: str = ""
@@ -164,6 +166,8 @@ class Run:
         """Release the sum of a step and move the weights."""
         noise = self.query.split(self.optimizer.noise.multiplier(self.account.scale, step, self.optimizer.steps))
         gradient = self.query.gradient(self._released(total, noise))
+        if self.losses is not None:
+            self.losses.note(gradient, bound=math.hypot(*total.bounds.values()), scale=self.account.scale)
         self.updater.step(gradient, step, self.query.factor)
 
     def save(self) -> None:
@@ -252,7 +256,8 @@ class Run:
         try:
             while not stop and self.done < self.optimizer.steps:
                 self.step()
-                stop = self._evaluate(self.done)
+                self._evaluate(self.done)
+                stop = self._stopped()
                 if stop or self.save_is_due:
                     self.save()
         finally:
@@ -302,6 +307,9 @@ class Run:
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         self.updater.load(tensors, facts["updater"])
         self.query.load({k.removeprefix("asker."): v for k, v in tensors.items() if k.startswith("asker.")})
+        if self.losses is not None:
+            kept = {k.removeprefix("loss."): v for k, v in tensors.items() if k.startswith("loss.")}
+            self.losses.load(kept, facts["loss"])
         self.history = [Score(step=step, scores=scores) for step, scores in facts["history"]]
         self.done = int(facts["step"])
         self._finished = bool(facts["finished"])
@@ -365,17 +373,18 @@ class Run:
             workers=self.workers,
         )
 
-    def _evaluate(self, done: int) -> bool:
-        """Evaluate if it is time to; whether to stop because it got no better."""
+    def _evaluate(self, done: int) -> None:
+        """Evaluate if it is time to."""
         if self.evaluator is None or not self.evaluator.evaluation.due(done, self.optimizer.steps):
-            return False
+            return
         with self.updater.averaged_weights():
             scores = self.evaluator(self.model)
         self.history.append(Score(step=done, scores=scores))
-        return self._stopped()
 
     def _stopped(self) -> bool:
-        """Whether the evaluations so far say to stop; one without a score says nothing."""
+        """Whether evaluations or released gradients say to stop; an evaluation without a score says nothing."""
+        if self.losses is not None and self.losses.rises:
+            return True
         patience = None if self.evaluator is None else self.evaluator.evaluation.patience
         scores = [score.scores.get(self.measure, math.nan) for score in self.history]
         scores = [value for value in scores if not math.isnan(value)]
@@ -389,7 +398,7 @@ class Run:
         leases.check_holder(self.account.ledger, self.receipt)  # a process that was superseded overwrites no checkpoint
         tensors, updater = self.updater.state()
         tensors = tensors | {f"asker.{name}": value for name, value in self.query.state().items()}
-        facts = {
+        facts: dict[str, Any] = {
             "run": self._fingerprint,
             "step": done,
             "finished": finished,
@@ -399,6 +408,9 @@ class Run:
             "head": self.receipt.head,
             "guarantee": self.account.guarantee.to_json(),
         }
+        if self.losses is not None:
+            kept, facts["loss"] = self.losses.state()
+            tensors |= {f"loss.{name}": value for name, value in kept.items()}
         self.store.save(tensors, facts)
 
 

@@ -1,0 +1,206 @@
+"""The training loss of a run, estimated from its own released gradients: it costs nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit.finetune._adaptive import ScheduledClip
+from tacit.finetune._noise_schedules import Correlated
+from tacit.finetune._optimizers import Optimizer
+from tacit.finetune._queries import ClippedGradient
+from tacit.finetune._sampling import Everyone, FixedSize, Poisson
+from tacit.gradients import Automatic, as_policy
+from tacit.privacy.events import check_count
+
+Weights = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossChange:
+    """How much the mean training loss has changed since the start.
+
+    Args:
+        step: Steps done.
+        change: The estimate: below zero where the model has learnt.
+        noise: The standard deviation that the privacy noise gives it, at most.
+    """
+
+    step: int
+    change: float
+    noise: float
+
+    def rise_since(self, earlier: LossChange) -> float:
+        """How far it is above an earlier one, in standard deviations of the noise that came between."""
+        rise, variance = self.change - earlier.change, self.noise**2 - earlier.noise**2
+        return rise / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, rise) if rise else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackLoss:
+    """Estimate the training loss along the way, and stop where it rises if `patience` is given.
+
+    Args:
+        patience: Stop when the estimate has not been lower for so many steps and the rise since then is beyond doubt.
+            What was not used is returned to the budget. None: never.
+        deviations: How many standard deviations of the noise are beyond doubt.
+    """
+
+    patience: int | None = None
+    deviations: float = 3.0
+
+    def __post_init__(self) -> None:
+        if self.patience is not None:
+            check_count(self.patience, "patience")
+        if not 0 < self.deviations < math.inf:
+            raise ValueError("deviations is above 0.")
+
+    def check(self, optimizer: Optimizer) -> None:
+        """Refuse an optimizer whose releases are no gradients with independent noise, or that steps otherwise.
+
+        Args:
+            optimizer: Of the run.
+
+        Raises:
+            ValueError: The loss cannot be estimated from what it releases.
+        """
+        query = optimizer.query
+        plain = isinstance(query, ClippedGradient | ScheduledClip) and not isinstance(as_policy(query.clip), Automatic)
+        drawn = isinstance(optimizer.sampler, Everyone | Poisson | FixedSize)
+        if not (plain and drawn and optimizer.update.rule == "sgd") or isinstance(optimizer.noise, Correlated):
+            raise ValueError(
+                "The loss is estimated from clipped gradients with independent noise, for steps of rule='sgd': with "
+                "DPSGD (Poisson or fixed-size batches), DPGD or AdpAlloc, and no automatic clipping. Leave track_loss= "
+                "out."
+            )
+
+
+class LossTracker:
+    """Adds up, step by step, how far the released gradients say that the loss has gone.
+
+    Formal guarantee: post-processing. It reads released gradients, the weights that were made of them, and public
+    constants: noise multiplier, learning rate, clip, expected batch size.
+
+    A step d changes the mean loss by (g . d + g' . d) / 2 up to third order, where g and g' are the gradients before
+    and after it (the trapezoid rule; exact for quadratic losses). Released gradients r and r' stand for them. r' has
+    noise that is independent of d. But d is -lr r and a rest that is older than r, so r . d has -lr |r|^2, the square
+    of r's own noise, instead of -lr |g|^2. With everybody in every step that is lr times the known variance of the
+    noise too little on average, which is added back. Where batches are drawn, the draw has a variance that nobody
+    released, so -lr r . r' stands there instead: on average it counts the curvature along the newest part of a step
+    twice, which raises the estimate of a convex loss and never lowers it.
+    """
+
+    def __init__(
+        self,
+        how: TrackLoss,
+        parameters: Mapping[str, nn.Parameter],
+        optimizer: Optimizer,
+        *,
+        size: int,
+        rows_drawn: bool,
+    ) -> None:
+        self.curve: list[LossChange] = []
+        self._how, self._parameters, self._optimizer = how, dict(parameters), optimizer
+        self._expected = optimizer.sampler.expected(size)
+        self._drawn = rows_drawn or not isinstance(optimizer.sampler, Everyone)
+        self._weights: dict[str, Tensor] = {}  # before the last step
+        self._gradient: dict[str, Tensor] = {}  # that was released for it
+        self._last = _Release()
+        self._settled = 0.0  # the variance that all releases but the last have given the estimate
+
+    def note(self, gradient: Weights, *, bound: float, scale: float) -> None:
+        """Take in what the next step has released, before the weights move.
+
+        Args:
+            gradient: The released mean gradient.
+            bound: The L2 bound of what one unit adds to the sum.
+            scale: The run's noise multiplier.
+        """
+        number, steps = len(self.curve), self._optimizer.steps
+        noise = self._optimizer.noise.multiplier(scale, number, steps) * bound / self._expected
+        gradient = {name: gradient[name].detach().clone() for name in self._parameters}
+        change, along = 0.0, 0.0
+        if self._weights:
+            lr = self._last.lr
+            step = {name: p.detach().double() - self._weights[name].double() for name, p in self._parameters.items()}
+            older = {name: value + lr * self._gradient[name].double() for name, value in step.items()}
+            own = _dot(self._gradient, gradient) if self._drawn else self._last.square
+            before = _dot(self._gradient, older) - lr * own
+            change = self.curve[-1].change + (before + _dot(gradient, step)) / 2
+            self._settled += self._last.variance(_norm(older if self._drawn else step), drawn=self._drawn)
+            newest = {name: value - lr * self._gradient[name].double() for name, value in step.items()}
+            along = _norm(newest if self._drawn else step)
+        numbers = sum(value.numel() for value in gradient.values())
+        self._last = _Release(
+            lr=self._optimizer.update.rate(number, steps),
+            noise=noise,
+            numbers=numbers,
+            square=_dot(gradient, gradient) - numbers * noise**2,
+            along=along,
+        )
+        self.curve.append(
+            LossChange(step=number, change=change, noise=math.sqrt(self._settled + (noise * along / 2) ** 2))
+        )
+        self._weights = {name: p.detach().clone() for name, p in self._parameters.items()}
+        self._gradient = gradient
+
+    @property
+    def rises(self) -> bool:
+        """Whether the estimates so far say to stop."""
+        if self._how.patience is None or not self.curve:
+            return False
+        least, last = min(self.curve, key=lambda at: at.change), self.curve[-1]
+        return last.step - least.step >= self._how.patience and last.rise_since(least) > self._how.deviations
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What a checkpoint keeps: made of released values."""
+        tensors = {f"weights.{name}": value for name, value in self._weights.items()}
+        tensors |= {f"gradient.{name}": value for name, value in self._gradient.items()}
+        facts = {
+            "curve": [[at.change, at.noise] for at in self.curve],
+            "last": asdict(self._last),
+            "settled": self._settled,
+        }
+        return tensors, facts
+
+    def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+
+        def kept(kind: str) -> dict[str, Tensor]:
+            return {n.removeprefix(kind): v for n, v in tensors.items() if n.startswith(kind)}
+
+        self._weights, self._gradient = kept("weights."), kept("gradient.")
+        self.curve = [
+            LossChange(step=step, change=change, noise=noise) for step, (change, noise) in enumerate(facts["curve"])
+        ]
+        self._last, self._settled = _Release(**facts["last"]), float(facts["settled"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Release:
+    """What is known of a released gradient when the next one comes."""
+
+    lr: float = 0.0
+    noise: float = 0.0  # the standard deviation of each number
+    numbers: int = 0
+    square: float = 0.0  # its squared norm, less what noise adds on average
+    along: float = 0.0  # what multiplies its noise where it says something of the step before it
+
+    def variance(self, along: float, *, drawn: bool) -> float:
+        """What its noise gives the estimate, at most; `along` multiplies it where it says something of its own step."""
+        linear = (self.noise * (self.along + along) / 2) ** 2
+        return linear if drawn else linear + self.numbers * (self.lr * self.noise**2 / 2) ** 2
+
+
+def _dot(one: Weights, other: Weights) -> float:
+    flat = ((value.double().flatten(), other[name].to(value.device).double().flatten()) for name, value in one.items())
+    return sum(float(torch.dot(*pair)) for pair in flat)
+
+
+def _norm(values: Weights) -> float:
+    return math.sqrt(_dot(values, values))

@@ -1,0 +1,262 @@
+"""The training loss from released gradients: exact where it can be, right on average, and a reason to stop."""
+
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from by_hand import SEED, net, people, same_bits
+from test_resume import at_step, killed
+from torch import Tensor, nn
+
+from tacit.finetune import (
+    DPFTRL,
+    DPGD,
+    DPSGD,
+    DPZO,
+    GEP,
+    AdpAlloc,
+    AdpClip,
+    BandMF,
+    Decaying,
+    Fitted,
+    HyFreeDP,
+    Optimizer,
+    TrackLoss,
+    fit,
+)
+from tacit.finetune._loss_curve import LossChange, LossTracker
+from tacit.finetune._updates import Updater
+from tacit.gradients import Automatic
+from tacit.privacy import Budget, Ledger
+
+UNITS, NUMBERS = 40, 12
+FIVE_SIGMA = 5.0  # a false alarm in less than one of a million
+
+
+class Parabolas:
+    """Units whose loss is w' A w / 2 - b . w, so that gradients are A w - b, and steps that are taken on it."""
+
+    def __init__(self, *, curved: bool = True) -> None:
+        made = torch.Generator().manual_seed(1)
+        root = torch.randn(NUMBERS, NUMBERS, dtype=torch.float64, generator=made) / NUMBERS**0.5
+        self.a = root @ root.T if curved else torch.zeros(NUMBERS, NUMBERS, dtype=torch.float64)
+        self.b = torch.randn(UNITS, NUMBERS, dtype=torch.float64, generator=made)
+
+    def loss(self, w: Tensor) -> float:
+        return float(w @ self.a @ w / 2 - self.b.mean(0) @ w)
+
+    def walk(self, optimizer: Optimizer, scale: float, seed: int = 0) -> tuple[list[LossChange], list[float]]:
+        """The estimates, and how the loss has really changed at each of them."""
+        drawn = torch.Generator().manual_seed(seed)
+        weights = nn.Parameter(torch.zeros(NUMBERS, dtype=torch.float64))
+        updater = Updater(optimizer.update, {"w": weights}, optimizer.steps)
+        tracker = LossTracker(TrackLoss(), {"w": weights}, optimizer, size=UNITS, rows_drawn=False)
+        rate, expected, bound, true = optimizer.sampler.rate(UNITS), optimizer.sampler.expected(UNITS), 1.5, []
+        for step in range(optimizer.steps):
+            w = weights.detach().clone()
+            true.append(self.loss(w))
+            taken = torch.rand(UNITS, generator=drawn) < rate
+            total = (self.a @ w - self.b)[taken].sum(0)
+            noise = optimizer.noise.multiplier(scale, step, optimizer.steps) * bound
+            gradient = {"w": (total + noise * torch.randn(NUMBERS, dtype=torch.float64, generator=drawn)) / expected}
+            tracker.note(gradient, bound=bound, scale=scale)
+            updater.step(gradient, step)
+        return tracker.curve, true
+
+
+FULL = {
+    "momentum": DPGD(steps=12, lr=0.1),
+    "no momentum": DPGD(steps=12, lr=0.1, momentum=0.0),
+    "a schedule": DPGD(steps=12, lr=0.2, schedule="cosine", warmup=3),
+    "weight decay": DPGD(steps=12, lr=0.1, weight_decay=0.1),
+    "averaged weights": DPGD(steps=12, lr=0.1, average="ema"),
+}
+
+
+@pytest.mark.parametrize("optimizer", FULL.values(), ids=FULL)
+def test_without_noise_it_is_the_change_of_a_quadratic_loss(optimizer: Optimizer) -> None:
+    curve, true = Parabolas().walk(optimizer, 0.0)
+    assert [at.change for at in curve] == pytest.approx([value - true[0] for value in true], abs=1e-12)
+    assert [at.step for at in curve] == list(range(12))
+    assert all(at.noise == 0 for at in curve)
+    assert curve[-1].change < -0.1
+
+
+@pytest.mark.parametrize("optimizer", FULL.values(), ids=FULL)
+def test_with_noise_it_is_right_on_average_and_says_how_far_off_it_may_be(optimizer: Optimizer) -> None:
+    """Everybody in every step: the error of 400 walks has mean zero and at most the stated deviation."""
+    problem, off, stated = Parabolas(), [], []
+    for seed in range(400):
+        curve, true = problem.walk(optimizer, 8.0, seed)
+        off.append(curve[-1].change - (true[-1] - true[0]))
+        stated.append(curve[-1].noise)
+    error = statistics.stdev(off)
+    assert abs(statistics.fmean(off)) < FIVE_SIGMA * error / 400**0.5
+    root_mean_square = statistics.fmean(value**2 for value in stated) ** 0.5
+    assert 0.5 < error / root_mean_square < 1 + FIVE_SIGMA / 800**0.5  # a bound, not a loose one
+
+
+def test_where_noise_falls_it_knows_the_noise_of_each_step() -> None:
+    optimizer = AdpAlloc(batch_size=UNITS, steps=12, lr=0.1, noise="exponential", end=0.2)
+    problem, off, stated = Parabolas(), [], []
+    for seed in range(400):
+        curve, true = problem.walk(optimizer, 8.0, seed)
+        off.append(curve[-1].change - (true[-1] - true[0]))
+        stated.append(curve[-1].noise)
+    assert statistics.stdev(off) < (1 + FIVE_SIGMA / 800**0.5) * statistics.fmean(v**2 for v in stated) ** 0.5
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_batches_that_are_drawn_do_not_flatter_it(momentum: float) -> None:
+    """A straight loss: right on average, although the square of a batch's own gradient is in each step."""
+    optimizer, problem = DPSGD(batch_size=8, steps=12, lr=0.1, momentum=momentum), Parabolas(curved=False)
+    off = []
+    for seed in range(600):
+        curve, true = problem.walk(optimizer, 1.0, seed)
+        off.append(curve[-1].change - (true[-1] - true[0]))
+    assert abs(statistics.fmean(off)) < FIVE_SIGMA * statistics.stdev(off) / 600**0.5
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_with_drawn_batches_a_curved_loss_is_not_below_the_truth(momentum: float) -> None:
+    optimizer, problem = DPSGD(batch_size=8, steps=12, lr=0.1, momentum=momentum), Parabolas()
+    off = []
+    for seed in range(600):
+        curve, true = problem.walk(optimizer, 1.0, seed)
+        off.append(curve[-1].change - (true[-1] - true[0]))
+    assert statistics.fmean(off) > -FIVE_SIGMA * statistics.stdev(off) / 600**0.5
+
+
+# -- in fit -----------------------------------------------------------------------------------------------------------
+
+
+def clusters(each: int = 1000) -> tuple[Tensor, Tensor]:
+    made = torch.Generator().manual_seed(2)
+    labels = torch.arange(3 * each) % 3
+    return torch.randn(3 * each, 6, generator=made) / 3 + torch.eye(3, 6)[labels], labels
+
+
+def run(optimizer: Optimizer, **more: Any) -> Fitted:
+    options: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5, "size": 3000, "scheme": "full", "seed": SEED}
+    model = nn.Sequential(nn.Identity(), nn.Linear(6, 3))
+    options |= {"ledger": Ledger("sqlite://"), "subject": "clinic", "track_loss": True}
+    return fit(model, clusters(), optimizer=optimizer, **(options | more))
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        DPGD(steps=30, lr=0.5, clip=2.0, free_step=False),
+        DPGD(steps=30, lr=0.5, clip=4.0, clip_schedule=Decaying(shape="exponential", end=0.5), free_step=False),
+    ],
+    ids=["constant", "a clip that falls"],
+)
+def test_a_run_tells_its_own_training_loss(optimizer: Optimizer) -> None:
+    """No gradient here is as long as the clip, so the loss is the plain one: ln 3 before the first step."""
+    fitted = run(optimizer)
+    inputs, labels = clusters()
+    with torch.inference_mode():
+        after = float(nn.functional.cross_entropy(fitted.model(inputs), labels))
+    last = fitted.loss_curve[-1]
+    assert len(fitted.loss_curve) == 30
+    assert last.change < -0.3
+    assert abs(last.change - (after - math.log(3))) < FIVE_SIGMA * last.noise + 0.02  # the last step comes after it
+    assert 0 < last.noise < 0.2
+
+
+def test_it_costs_nothing_and_changes_nothing() -> None:
+    optimizer = DPSGD(batch_size=100, steps=10, lr=0.5)
+    with_it, without = run(optimizer), run(optimizer, track_loss=False)
+    assert same_bits(with_it.model, without.model)
+    assert with_it.guarantee == without.guarantee
+    assert with_it.noise_multiplier == without.noise_multiplier
+    assert (len(with_it.loss_curve), without.loss_curve) == (10, [])
+
+
+@pytest.mark.parametrize("optimizer", [DPGD(steps=60, lr=50.0), DPSGD(batch_size=500, steps=60, lr=50.0)])
+def test_a_loss_that_rises_ends_the_run_and_the_rest_is_returned(optimizer: Optimizer) -> None:
+    """Labels that say nothing, and a learning rate at which noise drives the weights away."""
+    made, ledger = torch.Generator().manual_seed(3), Ledger("sqlite://")
+    inputs = nn.functional.normalize(torch.randn(2000, 200, generator=made))
+    options: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-5, "size": 2000, "scheme": "full", "seed": SEED}
+    options |= {"ledger": ledger, "subject": "clinic", "track_loss": TrackLoss(patience=5)}
+    model = nn.Sequential(nn.Identity(), nn.Linear(200, 10))
+    fitted = fit(model, (inputs, torch.arange(2000) % 10), optimizer=optimizer, **options)
+    assert 5 <= fitted.steps < 60
+    assert len(fitted.loss_curve) == fitted.steps
+    (settled,) = [entry.body for entry in ledger.entries("clinic") if entry.kind == "settle"]
+    assert settled["used"] == fitted.steps
+    assert ledger.spent("clinic").epsilon < 2.0
+    assert fitted.guarantee.epsilon == pytest.approx(2.0, rel=1e-3)  # where it stopped was chosen by releases: the cap
+    assert "the cap" in str(fitted.guarantee)
+    ledger.verify()
+
+
+def test_a_loss_that_falls_does_not_end_the_run() -> None:
+    fitted = run(DPGD(steps=30, lr=0.5), track_loss=TrackLoss(patience=3))
+    assert fitted.steps == 30
+
+
+def test_a_rise_that_noise_explains_is_none() -> None:
+    curve = [LossChange(step=0, change=0.0, noise=0.0), LossChange(step=1, change=0.5, noise=0.2)]
+    assert curve[1].rise_since(curve[0]) == pytest.approx(2.5)
+    optimizer, weights = DPGD(steps=5), {"w": nn.Parameter(torch.zeros(1))}
+    for deviations, rises in ((2.0, True), (3.0, False)):
+        how = TrackLoss(patience=1, deviations=deviations)
+        tracker = LossTracker(how, weights, optimizer, size=10, rows_drawn=False)
+        tracker.curve = curve
+        assert tracker.rises is rises
+
+
+def test_a_run_that_was_killed_has_the_curve_of_one_that_was_not(tmp_path: Path) -> None:
+    def begin(folder: Path, **more: Any) -> Fitted:
+        folder.mkdir(exist_ok=True)
+        options: dict[str, Any] = {"epsilon": 5.0, "delta": 1e-5, "size": 20, "scheme": "full", "head": "keep"}
+        options |= {"seed": SEED, "checkpoint": folder / "run.safetensors", "every": 2, "subject": "clinic"}
+        with Ledger(f"sqlite:///{folder / 'ledger.db'}") as ledger:
+            optimizer = DPSGD(batch_size=8, steps=7, lr=0.05)
+            return fit(net(), people(), optimizer=optimizer, ledger=ledger, track_loss=True, **(options | more))
+
+    whole = begin(tmp_path / "whole")
+    killed(lambda: begin(tmp_path / "parts", curator=at_step(5)))
+    again = begin(tmp_path / "parts")
+    assert again.loss_curve == whole.loss_curve
+    assert same_bits(again.model, whole.model)
+    assert len(begin(tmp_path / "parts").loss_curve) == 7  # a finished run has it, too
+
+
+OTHERS = {
+    "adam": DPSGD(batch_size=10, steps=3, rule="adam"),
+    "normalised": DPGD(steps=3, clip=Automatic(1.0)),
+    "a clip that follows": AdpClip(batch_size=10, steps=3),
+    "HyFreeDP": HyFreeDP(batch_size=10, steps=3),
+    "a subspace": GEP(batch_size=10, steps=3, public=(torch.randn(8, 6), torch.arange(8) % 3), dimensions=2),
+    "zeroth order": DPZO(batch_size=10, steps=3),
+    "correlated": DPFTRL(batches=3),
+    "banded": BandMF(batch_size=10, steps=4, bands=2),
+    "bins": DPSGD(batch_size=10, steps=3, sampling="balls-in-bins"),
+}
+
+
+@pytest.mark.parametrize("optimizer", OTHERS.values(), ids=OTHERS)
+def test_what_it_cannot_be_estimated_from_is_refused_before_the_charge(optimizer: Optimizer) -> None:
+    ledger = Ledger("sqlite://")
+    with pytest.raises(ValueError, match="Leave track_loss= out"):
+        run(optimizer, ledger=ledger, neighbours="zero-out")
+    assert not ledger.entries()
+
+
+def test_mistakes() -> None:
+    with pytest.raises(TypeError, match=r"track_loss is True or a finetune\.TrackLoss, not int"):
+        run(DPGD(steps=3), track_loss=5)
+    with pytest.raises(ValueError, match="patience"):
+        TrackLoss(patience=0)
+    with pytest.raises(ValueError, match="deviations is above 0"):
+        TrackLoss(deviations=-1.0)
+    ledger, optimizer = Ledger("sqlite://"), DPSGD(batch_size=300, steps=4)
+    ledger.subject("clinic", Budget(8.0, 1e-5), plan=[optimizer.event(3.0, 3000)])
+    with pytest.raises(ValueError, match="a plan refunds nothing"):
+        run(optimizer, ledger=ledger, track_loss=TrackLoss(patience=2))
