@@ -23,6 +23,7 @@ from torch.nn.functional import cross_entropy
 
 from studies import loaders, store
 from tacit.finetune import DPGD, DPSGD, Optimizer, RowNorm, fit
+from tacit.models import head_of
 from tacit.privacy import Ledger
 
 BUDGETS = (0.1, 0.5, 1.0, 8.0, math.inf)
@@ -58,7 +59,7 @@ def compute(cell: Cell) -> dict[str, Any]:
 
     def look(_: Any) -> None:
         with torch.no_grad():
-            losses.append(float(cross_entropy(rows @ model[1].weight.T, labels)))
+            losses.append(float(cross_entropy(rows @ head_of(model)[1].weight.T, labels)))
 
     fitted = fit(
         model,

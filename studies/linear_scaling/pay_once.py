@@ -86,7 +86,7 @@ def main() -> None:
     _, study = runner.read(options.recipe)
     titles = " | ".join(f"ε = {epsilon:g}" for epsilon in BUDGETS)
     print(f"| task | | {titles} |\n|---|---|{'---:|' * len(BUDGETS)}")
-    panels = {}
+    panels: dict[str, dict[str, list[tuple[float, float, float]]]] = {}
     for task in study.tasks.values():
         plain = {"task": task, "space": study.space, "searched": options.searched, "delta": study.delta}
         cells = [Cell(seed=seed, **plain) for seed in range(options.seeds)]

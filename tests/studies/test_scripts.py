@@ -1,0 +1,47 @@
+"""Studies that are scripts of their own: one cell of each, and the picture."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from studies.finetune import loss_curve
+from studies.linear_scaling import pay_once, plots
+from studies.linear_scaling.data import Task
+from tacit.tune import Space
+
+
+@pytest.fixture
+def features(tmp_path: Path) -> str:
+    chance = np.random.default_rng(0)
+    labels = np.arange(2000) % 3
+    rows = (chance.normal(size=(2000, 6)) + 3 * np.eye(3, 6)[labels]).astype(np.float32)
+    path = tmp_path / "features.npz"
+    np.savez(path, train_features=rows, train_labels=labels, test_features=rows[:500], test_labels=labels[:500])
+    return str(path)
+
+
+@pytest.mark.parametrize("arm", loss_curve.ARMS)
+def test_a_loss_curve_without_noise_is_near_the_loss(arm: str, features: str) -> None:
+    cell = loss_curve.Cell(file=features, private=2000, arm=arm, lr=0.5, epsilon=float("inf"), seed=0)
+    found = loss_curve.compute(cell)
+    assert found["noise"] == 0
+    assert found["true"] < -0.3
+    assert found["estimate"] == pytest.approx(found["true"], abs=0.06)
+
+
+def test_one_line_serves_every_budget(features: str) -> None:
+    task = Task(title="corners", file=features, private=2000, tested=500, classes=3)
+    space = Space(lr=(0.5, 50.0), steps=(1, 20))
+    found = pay_once.compute(pay_once.Cell(task=task, space=space, searched=1.0, delta=1e-5, seed=0))
+    assert 0.4 < found["paid"] < 0.7  # what it costs is left over at the least budget
+    assert [len(scores) for scores in found["scores"].values()] == [len(pay_once.BUDGETS)] * len(pay_once.ARMS)
+    assert min(found["scores"]["default, no search"]) > 60
+
+
+def test_the_picture_has_a_panel_for_each_task(tmp_path: Path) -> None:
+    series = {arm: [(1.0, 80.0, 1.0), (8.0, 85.0, 0.5)] for arm in pay_once.ARMS}
+    figure = plots.along(dict.fromkeys(("one", "two", "three", "four"), series))
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["one", "two", "three", "four"]
+    figure.savefig(tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
