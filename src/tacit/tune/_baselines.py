@@ -105,7 +105,16 @@ def random_search(
     )
     mu, mu_score = budget.mu * SHAVE, None
     check_space(trainable, space)
-    rehearse(trainable, lowest(space), mu, neighbours, score=session.score, size=session.size, curator=curator)
+    rehearse(
+        trainable,
+        lowest(space),
+        mu,
+        neighbours,
+        score=session.score,
+        size=session.size,
+        curator=curator,
+        runner=session.runner,
+    )
     if several:
         mu, mu_score = equal.share(budget, trials, size=session.size, precision=precision, scores=scores)
     sampled = is_sampled(trainable, space)
@@ -210,7 +219,16 @@ def grid_search(
         seed=seed,
     )
     check_space(trainable, space)
-    rehearse(trainable, lowest(space), own.mu, neighbours, score=session.score, size=session.size, curator=curator)
+    rehearse(
+        trainable,
+        lowest(space),
+        own.mu,
+        neighbours,
+        score=session.score,
+        size=session.size,
+        curator=curator,
+        runner=session.runner,
+    )
     if each is None:
         mu, mu_score = equal.share(own, len(places), size=session.size, precision=precision, scores=scores)
     else:

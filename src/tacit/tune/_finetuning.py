@@ -24,6 +24,7 @@ from tacit.finetune import (
     Task,
     agree,
     blank_row,
+    cache_blocks,
     check_labels,
     check_rows_alone,
     dry_run,
@@ -35,6 +36,7 @@ from tacit.finetune import (
     prepared,
     read_records,
     right_by_unit,
+    upper_of,
 )
 from tacit.models import head_of
 from tacit.privacy import Budget, Ledger, Neighbours, Receipt, Unit, epsilon_of
@@ -64,7 +66,8 @@ class Finetuning:
     """A trainable for every search of `tune`: trains a copy of `model` with `finetune.fit`.
 
     With scheme "linear" the backbone runs over the data once, here, however many trials there are, and each row's
-    features are scaled to norm 1 (see `standardise`). Invalid combinations are refused here, before any charge.
+    features are scaled to norm 1 (see `standardise`); with `last_blocks` so do the blocks below. Invalid combinations
+    are refused here, before any charge.
 
     Formal guarantee: a run on a receipt of `event`. Of steps over everybody that is worth exactly mu; of subsampled
     batches it is (epsilon, delta)-private where a Gaussian release of mu is, by PLD, and the search composes all
@@ -87,6 +90,7 @@ class Finetuning:
         measure: What a trial is scored by. "loss": 1 less the loss, which is clipped at twice that of a blind guess;
             unlike "accuracy" it sees the scale of a head, and tells a start that has hardly moved from one that has
             learnt.
+        last_blocks: As in `finetune.fit`: train this many blocks from the end, on activations that are computed once.
         standardise: What is done to cached features. "auto", a rule that looks at nothing: `RowNorm()`, which is free,
             wherever there are cached features, and nothing elsewhere. A `RowNorm` whose centre is public, or None.
         **options: Further arguments of `fit`: rows_each, augment, init, microbatch, seed.
@@ -112,6 +116,7 @@ class Finetuning:
         head: Literal["new", "keep"] = "new",
         bias: bool = True,
         measure: Literal["loss", "accuracy"] = "loss",
+        last_blocks: int | None = None,
         standardise: RowNorm | Literal["auto"] | None = "auto",
         optimiser: Callable[[Hyperparameters], Optimizer] | None = None,
         **options: Any,
@@ -147,6 +152,11 @@ class Finetuning:
         self._how: dict[str, Any] = options | {"scheme": scheme, "head": head, "bias": bias}
         check_count(size, "size")
         like = dry_run(self._with_head(), self._records)
+        self._last_blocks = last_blocks
+        if last_blocks is not None:
+            self._how["last_blocks"] = last_blocks
+            self._records = cache_blocks(self._with_head(), self._records, last_blocks=last_blocks)
+            like = likeness(self._records, training=False)
         self._rows: tuple[RowNormalizer, ...] = ()
         self._features: Records | None = self._cached()
         self._scale_rows(standardise)
@@ -231,7 +241,8 @@ class Finetuning:
     def score(self, model: nn.Module) -> Tensor:
         """How right a trained model is about each unit. Private: it leaves with noise or not at all."""
         if self._features is None:
-            return right_by_unit(model, self._records, self._task, confidence=self.measure == "loss", like=self._like)
+            body = model if self._last_blocks is None else self._upper(model)
+            return right_by_unit(body, self._records, self._task, confidence=self.measure == "loss", like=self._like)
         probe = nn.Sequential(nn.Identity(), head_of(model)[1])
         return right_by_unit(probe, self._features, self._task, confidence=self.measure == "loss", like=self._like)
 
@@ -242,6 +253,8 @@ class Finetuning:
         """
         if not 0 < rate < 1:
             raise ValueError(f"The rate of a split is between 0 and 1; got {rate:g}.")
+        if self._last_blocks is not None:
+            raise ValueError("Activations are cached for all units together: leave last_blocks= out to split them.")
         first, size = coins(len(self._records), rate, seed), round(rate * self.size)
         return self._part(first, size), self._part(~first, self.size - size)
 
@@ -302,6 +315,11 @@ class Finetuning:
         if not is_linear(model, blank_row(model, records)):
             return None
         return records.with_inputs(extract(Backbone(model), records))
+
+    def _upper(self, model: nn.Module) -> nn.Module:
+        """A trained model from its first trained block on, which takes cached activations."""
+        assert self._last_blocks is not None
+        return upper_of(model, self._records, last_blocks=self._last_blocks)[0]
 
     def _with_head(self) -> nn.Module:
         how = {name: self._how[name] for name in ("scheme", "head", "bias")}

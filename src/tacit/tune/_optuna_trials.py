@@ -124,7 +124,16 @@ def optuna_search(
         seed=seed,
     )
     check_space(trainable, space)
-    rehearse(trainable, lowest(space), budget.mu, neighbours, score=session.score, size=session.size, curator=curator)
+    rehearse(
+        trainable,
+        lowest(space),
+        budget.mu,
+        neighbours,
+        score=session.score,
+        size=session.size,
+        curator=curator,
+        runner=session.runner,
+    )
     mu, mu_score = equal.share(budget, of or trials, size=session.size, precision=precision, scores=scores)
     open_subject(ledger, subject, budget, unit=unit, neighbours=neighbours)
     done: list[Trial] = []

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
+from typing import Any
 
 from tacit._curator import Curator, ErrorEvent, report_error
 from tacit._refusals import ENDING, Refusal
 from tacit.distributed import team
 from tacit.privacy import Neighbours, events, rehearsal, sampling
+from tacit.tune._runners import Runner, SerialRunner
 from tacit.tune._search import unit_of
 from tacit.tune._space import Hyperparameters, Space
 from tacit.tune._trainable import Sampled, Score, Trainable
@@ -36,6 +39,7 @@ def rehearse(
     score: Score | None = None,
     size: int = 1,
     curator: Curator | None = None,
+    runner: Runner | None = None,
 ) -> None:
     """Call the trainable and the score once, as a trial does, on receipts whose releases are noise alone.
 
@@ -52,9 +56,11 @@ def rehearse(
         score: As in the search; None: nothing is scored.
         size: The public number of units.
         curator: Receives what went wrong.
+        runner: Whose trials hand back their models; None: models stay where they are made.
 
     Raises:
-        Refusal: One of them raised, or several ranks search at once: each would charge.
+        Refusal: One of them raised, the model cannot be handed back from another process, or several ranks search at
+            once: each would charge.
         ReceiptError: The trainable returned without a release, or asked for another than it says.
     """
     if team() is not None:
@@ -70,6 +76,8 @@ def rehearse(
     with sampling.restored_generators():  # not secret: what comes of them is thrown away
         model, wrong = trained(trainable, point, mu, rehearsal(event, unit=unit, neighbours=relation))
         what = "trainable" if wrong else ""
+        if not wrong and not isinstance(runner, SerialRunner | None):
+            what, wrong = "model's way back from another process", _unsendable(model)
         if not wrong and score is not None:
             paid = rehearsal(events.gaussian(1.0), unit=unit, neighbours=relation)
             try:
@@ -82,3 +90,14 @@ def rehearse(
         sentence = _FAILED.format(what=what, point=point)
         report_error(curator, ErrorEvent(sentence, wrong))
         raise Refusal(sentence)
+
+
+def _unsendable(model: Any) -> str:
+    """Why a model cannot be sent to another process; empty if it can."""
+    try:
+        pickle.dumps(model)
+    except ENDING:
+        raise
+    except BaseException as error:  # whatever a class of its own does when it is pickled
+        return f"{type(error).__name__}: {error}"
+    return ""

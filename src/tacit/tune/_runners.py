@@ -92,16 +92,18 @@ def check_shared(jobs: Sequence[Job], ledger: Ledger) -> None:
 
 def _work(pipe: Connection[Any, Any], job: Job, threads: int) -> None:
     torch.set_num_threads(threads)
+    found: tuple[Trial, str] | Exception
     try:
-        pipe.send(job.run())
+        found = job.run()
     except REFUSALS as error:
-        pipe.send(error)
+        found = error
+    pipe.send_bytes(pickle.dumps(found))  # `send` would hand tensors over in memory that goes when this process ends
     pipe.close()
 
 
 def _received(pipe: Any, job: Job) -> tuple[Trial, str]:
     try:
-        found: tuple[Trial, str] | Exception = pipe.recv()
+        found: tuple[Trial, str] | Exception = pickle.loads(pipe.recv_bytes())
     except (EOFError, OSError):
         lost = Trial(hyperparameters=job.hyperparameters, mu=job.mu, score=None)
         return lost, "the process ended without a word"
