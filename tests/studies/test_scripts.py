@@ -1,12 +1,13 @@
 """Studies that are scripts of their own: one cell of each, and the picture."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from studies.finetune import loss_curve
-from studies.linear_scaling import pay_once, plots
+from studies.linear_scaling import beyond, pay_once, plots
 from studies.linear_scaling.data import Task
 from tacit.tune import Space
 
@@ -37,6 +38,21 @@ def test_one_line_serves_every_budget(features: str) -> None:
     assert 0.4 < found["paid"] < 0.7  # what it costs is left over at the least budget
     assert [len(scores) for scores in found["scores"].values()] == [len(pay_once.BUDGETS)] * len(pay_once.ARMS)
     assert min(found["scores"]["default, no search"]) > 60
+
+
+@pytest.mark.parametrize("method", ["random search, one run", "linear scaling", "oracle"])
+def test_zeroth_order_is_searched(method: Any, features: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with np.load(features) as found:
+        arrays = {name: values % 2 if name.endswith("labels") else values for name, values in found.items()}
+    (tmp_path / "features").mkdir()
+    np.savez(tmp_path / "features" / "sst2-features.npz", **arrays)
+    monkeypatch.setitem(beyond.ROWS, "dpzo", 2000)
+    monkeypatch.setitem(beyond.BOXES, "dpzo", Space(lr=(0.01, 0.1), steps=(4, 8)))
+    cell = beyond.Cell(data=str(tmp_path), arm="dpzo", method=method, epsilon=3.0, seed=0, share=0.5)
+    outcome = beyond.compute(cell)
+    assert 0 < outcome["spent"] <= 3.0
+    assert 0.01 <= outcome["lr"] <= 0.1
+    assert outcome["accuracy"] > 20
 
 
 def test_the_picture_has_a_panel_for_each_task(tmp_path: Path) -> None:

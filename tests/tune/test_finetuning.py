@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tacit import finetune, tune
 from tacit.finetune import DPGD, DPSGD, Optimizer
-from tacit.privacy import Budget, Ledger, Neighbours, Receipt, accounting, events
+from tacit.privacy import Budget, BudgetExceeded, Ledger, Neighbours, Receipt, accounting, events
 from tacit.privacy.events import same
 
 BOX = tune.Space(lr=(0.05, 5.0), steps=(2, 20))
@@ -195,3 +195,25 @@ def test_a_measure_that_there_is_not() -> None:
 def test_what_a_trial_cannot_have_is_refused_before_any_charge(option: str) -> None:
     with pytest.raises(ValueError, match=f"cannot be given '{option}'"):
         tune.Finetuning(probe(), rows(), classes=3, size=400, **{option: 1})  # type: ignore[arg-type]
+
+
+def test_one_run_of_subsampled_batches_is_planned_and_fills_its_budget() -> None:
+    """A line that a search over subsampled batches has found is read by such runs."""
+
+    def poisson(point: tune.Hyperparameters) -> Optimizer:
+        return DPSGD(batch_size=40, steps=point.steps, lr=point.lr)
+
+    trainable, ledger = tune.Finetuning(probe(), rows(), size=400, classes=3, optimizer=poisson), Ledger("sqlite://")
+    point, budget = tune.Hyperparameters(lr=0.5, steps=10), Budget(2.0, 1e-5)
+    found = tune.train(trainable, point, budget, ledger=ledger, subject="people")
+    assert found.hyperparameters == point
+    (entry,) = [entry for entry in ledger.entries("people") if entry.kind == "charge"]
+    event = events.from_json(entry.body["event"])
+    noise = poisson(point).scale_of(event, 400)
+    assert noise is not None  # ten steps of forty rows, each with this noise
+    assert 1.95 < accounting.guarantee(event, delta=1e-5).epsilon <= 2.0
+    assert found.guarantee.epsilon <= 2.0
+    with pytest.raises(
+        BudgetExceeded, match="in the plan"
+    ):  # the same people a second time: nothing was planned for it
+        tune.train(trainable, point, budget, ledger=ledger, subject="people")

@@ -15,6 +15,7 @@ from tacit.privacy import Budget, Ledger, Neighbours, Unit
 from tacit.privacy.events import check_count
 from tacit.progress import shown
 from tacit.recipes import Progress
+from tacit.tune import _budget_split as equal
 from tacit.tune._line import Axis, Line, fit_line
 from tacit.tune._plan import SHAVE, Plan
 from tacit.tune._plan import plan as make_plan
@@ -35,7 +36,7 @@ from tacit.tune._search import (
 )
 from tacit.tune._significance import blind
 from tacit.tune._space import Hyperparameters, Space, Way
-from tacit.tune._trainable import Score, Trainable, check_space, default_of, score_of, size_of
+from tacit.tune._trainable import Score, Trainable, check_space, default_of, sampled_at, score_of, size_of
 from tacit.tune._trials import Trial
 
 Draw = Literal["following", "stratified", "uniform", "independent", "paper"]
@@ -253,8 +254,9 @@ def train(
 ) -> Tuned:
     """One run with known hyperparameters, such as `line.at(epsilon)` of an earlier search: only this run is charged.
 
-    Formal guarantee: one run of the budget's mu, charged to the subject; hyperparameters from a saved line are made of
-    what its search released and paid for.
+    Formal guarantee: one run of the budget's mu, charged to the subject (of Poisson batches: with the noise that meets
+    the budget by PLD, in the plan mode); hyperparameters from a saved line are made of what its search released and
+    paid for.
 
     Args:
         trainable: `trainable(hyperparameters, mu, receipt)` trains a model on a receipt; `Finetuning` makes one of
@@ -284,9 +286,11 @@ def train(
         curator=curator,
         seed=seed,
     )
+    equal.check_budget(budget)
     mu = budget.mu * SHAVE
     rehearse(trainable, hyperparameters, mu, relation, curator=curator)
-    open_subject(ledger, subject, budget, unit=unit, neighbours=neighbours)
+    sampled = sampled_at(trainable, hyperparameters)
+    mu = equal.declare(session, [hyperparameters], mu, None, budget, unit=unit, sampled=sampled)
     return Tuned(
         model=session.train(hyperparameters, mu, note="run"),
         hyperparameters=hyperparameters,
