@@ -56,6 +56,34 @@ def test_a_fine_tuning_leaves_plain_weights_a_page_and_a_card(
     assert json.loads((home / "out" / "model" / "guarantee.json").read_text())["guarantee"]["unit"] == "patient"
 
 
+@pytest.mark.parametrize(
+    ("more", "steps"),
+    [("", 4), ('rule = "adam"\n', 0), ("track_loss = false\n", 0)],
+    ids=["where it is possible", "not for Adam", "not wanted"],
+)
+def test_the_page_shows_the_training_loss_from_released_gradients(
+    more: str, steps: int, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "pipeline.toml").write_text(IMAGES + FINETUNE + more)
+    code, *_ = tacit(capsys, "run", str(home / "pipeline.toml"), "--out", str(home / "out"))
+    assert code == 0
+    facts = json.loads((home / "out" / "run.json").read_text())["facts"]["finetune"]
+    assert [at[0] for at in facts["loss_curve"]] == list(range(steps))
+    page = (home / "out" / "report.html").read_text()
+    assert ("The training loss has changed by" in page) is bool(steps)
+    assert ("training loss, less that at the start" in page) is bool(steps)
+
+
+def test_a_training_loss_that_cannot_be_told_is_refused_with_the_recipe(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "pipeline.toml").write_text(IMAGES + FINETUNE + 'rule = "adam"\ntrack_loss = true\n')
+    code, _, err = tacit(capsys, "run", str(home / "pipeline.toml"), "--out", str(home / "out"))
+    assert code == 2
+    assert "track_loss is for the steps of rule sgd" in err
+    assert not (home / "out").exists()
+
+
 @pytest.mark.parametrize(("rate", "good"), [('"auto"', True), ("0.01", True), ('"fast"', False), ("-1.0", False)])
 def test_the_rate_of_an_adaptation_is_a_number_or_auto(whole: Path, rate: str, good: bool) -> None:
     assert (found := pipeline.read(whole).adapt) is not None

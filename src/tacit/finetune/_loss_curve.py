@@ -69,15 +69,27 @@ class TrackLoss:
         Raises:
             ValueError: The loss cannot be estimated from what it releases.
         """
-        query = optimizer.query
-        plain = isinstance(query, ClippedGradient | ScheduledClip) and not isinstance(as_policy(query.clip), Automatic)
-        drawn = isinstance(optimizer.sampler, Everyone | Poisson | FixedSize)
-        if not (plain and drawn and optimizer.update.rule == "sgd") or isinstance(optimizer.noise, Correlated):
+        if not self.fits(optimizer):
             raise ValueError(
                 "The loss is estimated from clipped gradients with independent noise, for steps of rule='sgd': with "
                 "DPSGD (Poisson or fixed-size batches), DPGD or AdpAlloc, and no automatic clipping. Leave track_loss= "
                 "out."
             )
+
+    @staticmethod
+    def fits(optimizer: Optimizer) -> bool:
+        """Whether the loss can be estimated from what an optimizer releases.
+
+        Args:
+            optimizer: Of the run.
+
+        Returns:
+            True for clipped gradients with independent noise and plain steps along them.
+        """
+        query = optimizer.query
+        plain = isinstance(query, ClippedGradient | ScheduledClip) and not isinstance(as_policy(query.clip), Automatic)
+        drawn = isinstance(optimizer.sampler, Everyone | Poisson | FixedSize)
+        return plain and drawn and optimizer.update.rule == "sgd" and not isinstance(optimizer.noise, Correlated)
 
 
 class LossTracker:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from matplotlib.figure import Figure
+
 from tacit import recipes
+from tacit.finetune import LossChange
 from tacit.models import adapters_of, save_weights
 from tacit.pipeline._run import PipelineResult
-from tacit.report import Cell, Column, Section, Table, write_run
+from tacit.report import Cell, Column, Section, Table, plots, write_run
 
 MODEL = "model"
 
@@ -91,7 +94,14 @@ def sections(outcome: PipelineResult) -> list[Section]:
         if scores:
             cells: list[list[Cell]] = [[name, value] for name, value in scores.items()]
             tables = [Table("On data declared public, in percent", ("measure", Column("score", ".1f")), cells)]
-        found.append(Section("Fine-tuning", text, tables=tables))
+        curves = [_loss_curve(fitted.loss_curve)] if len(fitted.loss_curve) > 1 else []
+        if curves:
+            last = fitted.loss_curve[-1]
+            text += (
+                f" The training loss has changed by {last.change:+.3g} ± {last.noise:.2g}, as the released gradients "
+            )
+            text += "tell: an estimate that costs nothing."
+        found.append(Section("Fine-tuning", text, tables=tables, figures=curves))
     if adapter is not None:
         numbers = sum(p.numel() for p in adapter.parameters.values())
         text = f"{adapter.method.name} adapted {numbers:,} numbers along a stream; all of it is one charge."
@@ -101,6 +111,14 @@ def sections(outcome: PipelineResult) -> list[Section]:
     if outcome.findings:
         found.append(_audited(outcome))
     return found
+
+
+def _loss_curve(changes: Sequence[LossChange]) -> Figure:
+    """The estimated training loss, with twice its deviation as a band."""
+    steps, values = [at.step for at in changes], [at.change for at in changes]
+    band = [(at.change - 2 * at.noise, at.change + 2 * at.noise) for at in changes]
+    line = plots.Curve(steps, values, low=[low for low, _ in band], high=[high for _, high in band])
+    return plots.curve({"estimate": line}, x_label="steps", y_label="training loss, less that at the start")
 
 
 def _audited(outcome: PipelineResult) -> Section:
@@ -128,6 +146,7 @@ def facts(outcome: PipelineResult) -> dict[str, Any]:
             "steps": fitted.steps,
             "noise_multiplier": fitted.noise_multiplier,
             "scores": fitted.scores,
+            "loss_curve": [[at.step, at.change, at.noise] for at in fitted.loss_curve],
             "receipt": fitted.receipt,
         }
     if outcome.tuned is not None:

@@ -254,6 +254,7 @@ class Finetune(Spending):
     augment: int | None = None
     microbatch: int | None = None
     every: int = 10  # a checkpoint each so many steps
+    track_loss: bool | None = None  # the training loss on the page, from released gradients; None: where it is possible
     evaluate: Data | None = None  # data to score the model on, exactly: public
     evaluate_public: bool = False
 
@@ -272,6 +273,8 @@ class Finetune(Spending):
             raise ValueError(
                 need if self.batch_size else f"{self.optimizer} needs batch_size, the expected size of a batch."
             )
+        if self.track_loss and not (self.rule == "sgd" and self.optimizer in ("dpgd", "dpsgd")):
+            raise ValueError("track_loss is for the steps of rule sgd with dpgd or dpsgd: leave it out.")
         if (self.evaluate is not None) != self.evaluate_public:
             raise ValueError("evaluate is scored without noise: give evaluate_public = true if that data is public.")
 

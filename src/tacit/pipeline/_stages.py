@@ -75,11 +75,12 @@ def run_pretrain(work: Work, settings: Pretrain) -> nn.Module:
 
 def run_finetune(work: Work, settings: Finetune) -> finetune.Fitted:
     """Private fine-tuning, resumed from its checkpoint: lost steps are replayed with the same noise."""
-    part, rows = work.parts["finetune"], work.loaded["data"]
+    part, rows, optimizer = work.parts["finetune"], work.loaded["data"], optimizer_of(settings)
+    tracked = finetune.TrackLoss.fits(optimizer) if settings.track_loss is None else settings.track_loss
     return finetune.fit(
         work.model,
         rows.records,
-        optimizer=optimizer_of(settings),
+        optimizer=optimizer,
         epsilon=part.spend.epsilon,
         delta=part.spend.delta,
         scheme=settings.scheme,
@@ -91,6 +92,7 @@ def run_finetune(work: Work, settings: Finetune) -> finetune.Fitted:
         ledger=work.ledger,
         subject=part.subjects[0],
         evaluate=evaluation(work),
+        track_loss=tracked,
         checkpoint=work.folder.stage("finetune") / "checkpoint.safetensors",
         every=settings.every,
         microbatch=settings.microbatch,
