@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from studies.finetune import loss_curve
-from studies.linear_scaling import beyond, pay_once, plots
+from studies.linear_scaling import beyond, no_rate, pay_once, plots
 from studies.linear_scaling.data import Task
 from tacit.tune import Space
 
@@ -38,6 +38,14 @@ def test_one_line_serves_every_budget(features: str) -> None:
     assert 0.4 < found["paid"] < 0.7  # what it costs is left over at the least budget
     assert [len(scores) for scores in found["scores"].values()] == [len(pay_once.BUDGETS)] * len(pay_once.ARMS)
     assert min(found["scores"]["default, no search"]) > 60
+
+
+@pytest.mark.parametrize("arm", no_rate.ARMS)
+def test_steps_without_a_rate_to_choose(arm: str, features: str) -> None:
+    task = Task(title="corners", file=features, private=2000, tested=500, classes=3)
+    found = no_rate.compute(no_rate.Cell(task=task, arm=arm, epsilon=8.0, delta=1e-5, steps=20, seed=0))
+    assert found["accuracy"] > 60
+    assert found["epsilon"] <= 8.0
 
 
 @pytest.mark.parametrize("method", ["random search, one run", "linear scaling", "oracle"])
