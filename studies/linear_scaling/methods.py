@@ -84,7 +84,7 @@ class Probe(Finetuning):
             measure="accuracy",
             standardise=RowNorm() if training.rows == "unit" else None,
         )
-        self.known = True
+        self.known = self.knows_guess = True
         self._rule = training == Training(rows="unit")
         self.accounting = training.accounting
         self.count = Count()
@@ -97,6 +97,11 @@ class Probe(Finetuning):
             budget, partial(self.event_with, hyperparameters), neighbours=neighbours, accountant="rdp"
         )
         return self.event_with(hyperparameters, noise)
+
+    @property
+    def guess(self) -> float | None:
+        """What a model that knows nothing scores, unless a study wants that unknown."""
+        return super().guess if self.knows_guess else None
 
     def default(self, mu: float) -> Hyperparameters | None:
         """`tune.suggest`, where training is what it speaks of."""
@@ -283,12 +288,16 @@ class WithoutSearch:
 
 @dataclass(frozen=True, kw_only=True)
 class Default:
-    """`tune.suggest` with the whole budget; with `search`, `tune.default_search`."""
+    """`tune.suggest` with the whole budget; with `search`, `tune.default_search`.
+
+    `guess`: a trial must be better than a blind guess to count.
+    """
 
     search: bool = False
+    guess: bool = True
 
     def __call__(self, given: Given) -> Tuned:
-        given.probe.measure = "loss"
+        given.probe.measure, given.probe.knows_guess = "loss", self.guess
         if self.search:
             return default_search(given.probe, given.budget, ledger=given.ledger, subject=SUBJECT, seed=given.seed)
         point = given.probe.default(given.budget.mu * SHAVE)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tacit import finetune, tune
 from tacit.finetune import DPGD, DPSGD
-from tacit.privacy import Budget, Ledger, Neighbours, mu_of
+from tacit.privacy import Budget, Ledger, Neighbours, Receipt, mu_of
 from tacit.privacy.events import from_json, gaussian_noise
 from tacit.tune._significance import blind, significant_difference
 
@@ -210,6 +210,41 @@ def test_a_good_default_is_kept_and_a_blind_search_is_not_paid_for() -> None:
     assert len(few.seen) == 1
     assert "no trial was run" in alone.decisions[0]
     assert spent(ledger, "people") == pytest.approx(ONE.mu, rel=1e-6)
+
+
+class Drowned(Known):
+    """Trials of which none is better than a guess; the least learning rate loses least."""
+
+    guess: float | None = 0.5
+    top: float = 0.5
+
+    def __call__(self, hyperparameters: tune.Hyperparameters, mu: float, receipt: Receipt) -> float:
+        super().__call__(hyperparameters, mu, receipt)
+        known = self.default(mu)
+        return self.top if hyperparameters.lr < known.lr else 0.3
+
+
+@pytest.mark.parametrize(
+    ("guess", "top", "factor"),
+    [(0.5, 0.495, 1.0), (0.5, 0.51, 0.25), (None, 0.495, 0.25)],
+    ids=["no better", "better", "nobody says"],
+)
+def test_a_trial_that_is_no_better_than_a_guess_says_nothing(guess: float | None, top: float, factor: float) -> None:
+    """The margins are seven deviations of the noise (0.001) and more."""
+    drowned = Drowned(size=20_000)
+    drowned.guess, drowned.top = guess, top
+    found = tune.default_search(drowned, ONE, ledger=Ledger("sqlite://"), subject="people", precision=0.001)
+    final, mu = drowned.seen[-1]
+    assert final == found.hyperparameters
+    assert final.lr == pytest.approx(factor * drowned.default(mu).lr)
+    assert ("no trial scored better than a blind guess" in found.decisions[0].lower()) is (factor == 1.0)
+
+
+def test_what_a_probe_scores_that_knows_nothing() -> None:
+    trainable = probe()
+    assert trainable.guess == 0.5
+    assert float(trainable.score(trainable._with_head()).mean()) == pytest.approx(0.5, abs=1e-6)  # a head of zeros
+    assert probe(measure="accuracy").guess is None
 
 
 def test_what_a_search_from_the_default_refuses() -> None:

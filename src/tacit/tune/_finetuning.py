@@ -163,6 +163,11 @@ class Finetuning:
         scored = self._features
         self._like = like if scored is None else likeness(scored, training=False)  # of what is scored: no unit decides
 
+    @property
+    def guess(self) -> float | None:
+        """What a model that knows nothing scores: a half, by a loss that is clipped at twice that of a blind guess."""
+        return 0.5 if self.measure == "loss" else None
+
     def sampled(self, hyperparameters: Hyperparameters) -> bool:
         """Whether batches are Poisson-subsampled, so that no single mu describes what a run releases."""
         return self.optimizer(hyperparameters).sampler.rate(self.size) < 1

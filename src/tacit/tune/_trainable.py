@@ -90,6 +90,14 @@ class HasDefault(Protocol):
 
 
 @runtime_checkable
+class HasGuess(Protocol):
+    """Says what a model that knows nothing scores; None: nothing is said."""
+
+    @property
+    def guess(self) -> float | None: ...
+
+
+@runtime_checkable
 class ChecksSpace(Protocol):
     """Refuses a box with hyperparameters that it does not use."""
 
@@ -115,6 +123,11 @@ def score_of(trainable: object, given: Score | None) -> Score | None:
     if given is not None:
         return given
     return trainable.score if isinstance(trainable, HasScore) else None
+
+
+def guess_of(trainable: object, given: Score | None) -> float | None:
+    """What a model that knows nothing scores, by the trainable's own score; None: not known."""
+    return trainable.guess if given is None and isinstance(trainable, HasGuess) else None
 
 
 def own_unit(whose: object) -> str | None:
