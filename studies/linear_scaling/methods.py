@@ -290,7 +290,7 @@ class WithoutSearch:
 class Default:
     """`tune.suggest` with the whole budget; with `search`, `tune.default_search`.
 
-    `guess`: a trial must be better than a blind guess to count.
+    `guess`: a search ends if the default's own trial is no better than a blind guess.
     """
 
     search: bool = False

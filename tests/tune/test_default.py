@@ -213,31 +213,35 @@ def test_a_good_default_is_kept_and_a_blind_search_is_not_paid_for() -> None:
 
 
 class Drowned(Known):
-    """Trials of which none is better than a guess; the least learning rate loses least."""
+    """The least learning rate scores best; the default's trial is below a blind guess, or above it."""
 
     guess: float | None = 0.5
-    top: float = 0.5
+    known: float = 0.5
 
     def __call__(self, hyperparameters: tune.Hyperparameters, mu: float, receipt: Receipt) -> float:
         super().__call__(hyperparameters, mu, receipt)
-        known = self.default(mu)
-        return self.top if hyperparameters.lr < known.lr else 0.3
+        return 0.7 if hyperparameters.lr < 0.99 * self.default(mu).lr else self.known
 
 
 @pytest.mark.parametrize(
-    ("guess", "top", "factor"),
-    [(0.5, 0.495, 1.0), (0.5, 0.51, 0.25), (None, 0.495, 0.25)],
+    ("guess", "known", "trials", "factor"),
+    [(0.5, 0.49, 1, 1.0), (0.5, 0.52, 3, 0.25), (None, 0.49, 3, 0.25)],
     ids=["no better", "better", "nobody says"],
 )
-def test_a_trial_that_is_no_better_than_a_guess_says_nothing(guess: float | None, top: float, factor: float) -> None:
-    """The margins are seven deviations of the noise (0.001) and more."""
-    drowned = Drowned(size=20_000)
-    drowned.guess, drowned.top = guess, top
-    found = tune.default_search(drowned, ONE, ledger=Ledger("sqlite://"), subject="people", precision=0.001)
+def test_a_default_that_is_no_better_than_a_guess_ends_the_search(
+    guess: float | None, known: float, trials: int, factor: float
+) -> None:
+    """The margins are ten deviations of the noise (0.001) and more; what is not searched is the final run's."""
+    drowned, ledger = Drowned(size=20_000), Ledger("sqlite://")
+    drowned.guess, drowned.known = guess, known
+    found = tune.default_search(drowned, ONE, ledger=ledger, subject="people", precision=0.001)
+    assert len(found.trials) == trials
     final, mu = drowned.seen[-1]
     assert final == found.hyperparameters
     assert final.lr == pytest.approx(factor * drowned.default(mu).lr)
-    assert ("no trial scored better than a blind guess" in found.decisions[0].lower()) is (factor == 1.0)
+    assert ("no better than a blind guess" in found.decisions[0]) is (trials == 1)
+    assert spent(ledger, "people") == pytest.approx(ONE.mu, rel=1e-6)
+    assert found.guarantee.epsilon <= 1.0
 
 
 def test_what_a_probe_scores_that_knows_nothing() -> None:

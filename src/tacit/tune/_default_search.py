@@ -57,10 +57,11 @@ def default_search(
     """The default, and other learning rates around it if scores can tell which is better; then one final run.
 
     One trial at the default and one at each of `factors` times its learning rate, all at `share` of epsilon. Another
-    learning rate than the default's is used only if its trial scored better than the default's, and than a blind guess
-    where the trainable says what that scores (`Finetuning` by its loss), by three deviations of the noise. If a score
-    would be so noisy that nothing below five points can be resolved, no trial is run and the default has the whole
-    budget: what that was decided by is public.
+    learning rate than the default's is used only if its trial scored better than the default's by three deviations of
+    the noise. The default's trial comes first: if it is no better than a blind guess (where the trainable says what
+    that scores, as `Finetuning` does by its loss), no other is run. If a score would be so noisy that nothing below
+    five points can be resolved, no trial is run and the default has the whole budget: what that was decided by is
+    public.
 
     Formal guarantee: mu^2 = trials * (mu_trial^2 + mu_score^2) + mu_final^2, at most that of the budget, in the
     ledger's filter on sums of mu^2. What is released: every trial's model, its noisy score and the final model.
@@ -146,8 +147,14 @@ def default_search(
         session = replace(session, progress=bar)
         if searched:
             points = [replace(begin, lr=begin.lr * times) for times in (1.0, *factors)]
-            done = session.trials(points, mu_trial, mu_score, name="around the default", of=count + 1)
-            factor, said = _chosen(done, (1.0, *factors), noise, guess_of(trainable, score))
+            done = session.trials(points[:1], mu_trial, mu_score, name="the default", of=count + 1)
+            said = _drowned(done[0], noise, guess_of(trainable, score)) if done else None
+            if said is None:
+                done += session.trials(
+                    points[1:], mu_trial, mu_score, name="around the default", before=1, of=count + 1
+                )
+                factor, said = _chosen(done, (1.0, *factors), noise)
+            mu_final = math.sqrt(total**2 - len(done) * (mu_trial**2 + mu_score**2)) * SHAVE
         else:
             said = (
                 f"A score would have noise of {noise:.4f}, so that differences below {least:.2f} tell "
@@ -168,12 +175,22 @@ def default_search(
     )
 
 
-def _chosen(done: Sequence[Trial], factors: Sequence[float], noise: float, guess: float | None) -> tuple[float, str]:
-    """The factor of the trial that is better than the default's, and than a guess, beyond noise; 1 if there is none.
+def _drowned(trial: Trial, noise: float, guess: float | None) -> str | None:
+    """What to say of a trial at the default that is no better than a blind guess beyond noise; None if it is better.
 
-    Where noise drowns what a trial learns, the rate with the best loss is the one that moves least. It is no better
-    than a blind guess, and says nothing of the final run.
+    Where noise drowns what a trial learns, the rate with the best loss is the one that moves least. That says nothing
+    of the final run.
     """
+    if guess is None or trial.score is None or trial.score >= guess + DEVIATIONS * noise:
+        return None
+    return (
+        f"The trial at the default scored {trial.score:.4f}, no better than a blind guess ({guess:g}) by three "
+        f"deviations of the noise ({noise:.4f}): others would tell nothing, and the default has the rest of the budget."
+    )
+
+
+def _chosen(done: Sequence[Trial], factors: Sequence[float], noise: float) -> tuple[float, str]:
+    """The factor of the trial that is better than the default's beyond noise; 1 if there is none."""
     if len(done) < len(factors) or done[0].score is None:
         return 1.0, "The trial at the default failed: the default is used."
     first = done[0].score
@@ -185,10 +202,5 @@ def _chosen(done: Sequence[Trial], factors: Sequence[float], noise: float, guess
         return 1.0, (
             f"No trial scored better than the default's {first:.4f} by three deviations of the noise "
             f"({noise:.4f} each): the default is used."
-        )
-    if guess is not None and gains[factor] + first < guess + DEVIATIONS * noise:
-        return 1.0, (
-            f"No trial scored better than a blind guess ({guess:g}) by three deviations of the noise ({noise:.4f}): "
-            "what they learnt is drowned, and the default is used."
         )
     return factor, f"{factor:g} times the default's learning rate scored {gains[factor]:.4f} better: it is used."
