@@ -2,6 +2,7 @@
 
 from tacit._deprecation import renamed_attributes
 from tacit.finetune._account import plan
+from tacit.finetune._default import rate_and_steps as rate_and_steps
 from tacit.finetune._dry_run import check_labels as check_labels
 from tacit.finetune._dry_run import dry_run as dry_run
 from tacit.finetune._evaluation import Evaluation

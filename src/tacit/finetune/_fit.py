@@ -16,6 +16,7 @@ from tacit._guard_rails import warn_near_chance
 from tacit.data import Records, TensorRecords, unit_ids_of
 from tacit.distributed import team
 from tacit.finetune._account import Promise, assumptions, check_promise, cost
+from tacit.finetune._default import default_optimizer
 from tacit.finetune._dry_run import check_labels, dry_run, rehearse_portion
 from tacit.finetune._evaluation import Evaluation, Evaluator, check_rows_alone
 from tacit.finetune._features import Layers
@@ -94,6 +95,8 @@ def fit(
             DataFrame, a `datasets.Dataset`, or any `data.Records` such as `data.VideoClips`. The privacy unit is what
             the data group: records state it (`.unit`), a plain row is a "sample".
         optimizer: `DPSGD`, `DPGD`, `DPFTRL`, `AdpClip`, `AdpAlloc`, `GEP` or `DPZO`: sampling, query, noise and update.
+            A classifier's head alone (scheme "linear") needs none: then rows have norm 1, and learning rate and steps
+            of `DPGD` come from budget and size, as `tune.suggest` says.
         delta: The failure probability of the guarantee.
         epsilon: What the run may spend; the noise is solved for. `inf` clips and adds no noise: not private.
         receipt: The run is paid for already, with exactly `optimizer.event` (a trial of `tune`): then no `epsilon`,
@@ -171,7 +174,10 @@ def fit(
     """
     del context  # its arguments are here; see takes_context
     optimizer = renamed_argument("optimiser", optimiser, "optimizer", optimizer, where="finetune.fit")
-    optimizer = called(optimizer)
+    if optimizer is not None or scheme != "linear" or receipt is not None:
+        optimizer = called(optimizer)
+    elif standardise is None:
+        standardise = RowNorm()  # what the default is for
     unit = renamed_argument("units", units, "unit", unit, where="finetune.fit")
     named, relation = None if unit is None else Unit(unit), Neighbours(neighbours)
     rows = standardise if isinstance(standardise, RowNorm) else None
@@ -189,13 +195,8 @@ def fit(
     elif epsilon is None:
         raise ValueError("Give epsilon=, what this run may spend, or receipt=, what paid for it.")
     ranks = team()
-    if ranks is not None and optimizer.update.rule in KNOWS_NOISE:
-        raise ValueError(f"The rule {optimizer.update.rule!r} is for runs of one process.")
     if ranks is not None and (standardise is not None or workers):
         raise ValueError("A run over several ranks takes no standardise= or workers=: leave them out.")
-    tracked = _tracked(track_loss, optimizer)
-    if ranks is not None and tracked is not None:
-        raise ValueError("A run over several ranks takes no track_loss=: leave it out.")
     for value, what in ((every, "every"), (microbatch, "microbatch"), (size, "size")):
         if value is not None:
             check_count(value, what)
@@ -203,6 +204,15 @@ def fit(
     how: dict[str, Any] = {"model": model, "curator": curator}
     records = read_records(data, named, unit_ids=unit_ids, rows_each=rows_each, augment=augment, **how)
     whom, ids = agree(records, named), unit_ids_of(records)
+    task, people = _task(task, classes, model), len(records) if size is None else size
+    if optimizer is None:
+        given = Budget(cast(float, epsilon), delta)
+        optimizer = default_optimizer(given, people, scheme=scheme, task=task, rows=standardise)
+    if ranks is not None and optimizer.update.rule in KNOWS_NOISE:
+        raise ValueError(f"The rule {optimizer.update.rule!r} is for runs of one process.")
+    tracked = _tracked(track_loss, optimizer)
+    if ranks is not None and tracked is not None:
+        raise ValueError("A run over several ranks takes no track_loss=: leave it out.")
     optimizer.check(relation, resumable=checkpoint is not None, named=ids is not None)
     if size is None and relation is Neighbours.ADD_REMOVE:
         raise ValueError(
@@ -213,7 +223,6 @@ def fit(
         raise ValueError("A run with standardise cannot be resumed: leave checkpoint= out.")
     if ledger is None and checkpoint is not None:
         raise ValueError("A run can be resumed only if its ledger is a file: give ledger=.")
-    task = _task(task, classes, model)
     check_labels(task, records, curator)
     held_out = None
     if evaluate is not None:
@@ -224,7 +233,6 @@ def fit(
             payer = None if ledger is None else ledger.get_subject(str(evaluate.subject))
             if payer is not None:
                 payer.check_terms(unit=whom, neighbours=relation)
-    people = len(records) if size is None else size
     optimizer.check_size(people, len(records))
     stops = any(each is not None and each.patience is not None for each in (evaluate, tracked))
     budget = cost(receipt, delta) if receipt is not None else Budget(epsilon or 0.0, delta)

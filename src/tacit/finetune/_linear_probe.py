@@ -77,11 +77,15 @@ def linear_probe(
     possible = table is not None and (held_out is None or tried is not None)
     if wanted and not possible:
         raise ValueError(
-            "Cached features are for scheme='linear' on tensors, data sets or videos that are not augmented."
+            "Cached features are for scheme='linear' on tensors, data sets or videos that are not augmented: leave "
+            "features= and standardise= out, and give optimizer=."
         )
     if not possible or (layers != "all" and not is_linear(model, blank_row(model, records, curator))):
         if wanted:
-            raise ValueError("This model is more than a head on features of one vector per row: leave features= out.")
+            raise ValueError(
+                "This model is more than a head on features of one vector per row: leave features= and standardise= "
+                "out, and give optimizer=."
+            )
         yield LinearProbe(model=model, body=model, records=records, held_out=held_out)
         return
     with ExitStack() as stack:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
+from tacit.finetune import rate_and_steps
 from tacit.privacy import Budget
 from tacit.privacy.events import check_count
 from tacit.tune._space import Hyperparameters
-
-# Fitted on public tasks that no table of a study has (studies/linear_scaling/fit_default.py), and frozen.
-_SCALE, _POWER = 2.0, 0.7
-_FEWEST, _MOST = 5, 80
 
 
 def suggest(budget: Budget, *, size: int, features: int, classes: int) -> Hyperparameters:
@@ -29,7 +24,8 @@ def suggest(budget: Budget, *, size: int, features: int, classes: int) -> Hyperp
         classes: The number of classes.
 
     Returns:
-        Hyperparameters for `tune.train`, `tune.Finetuning` and `finetune.DPGD`.
+        Hyperparameters for `tune.train`, `tune.Finetuning` and `finetune.DPGD`; `finetune.fit(scheme="linear")` takes
+        them by itself if it is given no optimizer.
 
     Raises:
         ValueError: A budget without noise, or counts below 1.
@@ -44,9 +40,5 @@ def suggest(budget: Budget, *, size: int, features: int, classes: int) -> Hyperp
     """
     for value, what in ((size, "size"), (features, "features"), (classes, "classes")):
         check_count(value, what)
-    if budget.pure or not budget.private:
-        raise ValueError(f"A default is for a finite epsilon and a delta above 0, not for {budget}.")
-    signal = budget.mu * size
-    r = _SCALE * signal**_POWER
-    steps = min(max(round(math.sqrt(r)), _FEWEST), _MOST)
-    return Hyperparameters(lr=r / steps, steps=steps)
+    lr, steps = rate_and_steps(budget, size)
+    return Hyperparameters(lr=lr, steps=steps)
