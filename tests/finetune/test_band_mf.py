@@ -81,3 +81,14 @@ def test_what_has_no_guarantee_is_refused_before_a_charge() -> None:
     assert ledger.entries() == []
     assert run(optimizer, neighbours="zero-out").guarantee.epsilon <= 5.0
     assert math.isinf(run(optimizer, unit="person", unit_ids=list(range(24)), epsilon=math.inf).guarantee.epsilon)
+
+
+def test_bands_are_for_the_momentum_of_the_update() -> None:
+    """The ledger's event names it; what a run adds up with another rule is a plain sum."""
+    names = {
+        momentum: BandMF(batch_size=3, steps=12, bands=3, momentum=momentum).event(1.0, 100).strategy
+        for momentum in (0.0, 0.5, 0.9, 0.99999)
+    }
+    assert names == {0.0: "toeplitz:3", 0.5: "toeplitz:3@0.5", 0.9: "toeplitz:3@0.9", 0.99999: "toeplitz:3@0.9999"}
+    assert BandMF(batch_size=3, steps=12, bands=3, rule="adam").event(1.0, 100).strategy == "toeplitz:3"
+    assert BandMF(batch_size=3, steps=12, bands=3, strategy="banded").event(1.0, 100).strategy == "banded:3"

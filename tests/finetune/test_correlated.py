@@ -12,7 +12,7 @@ import torch
 from by_hand import SEED, clipped_sum, flat, gap, key, net, one_row_units, people, released, shaped, weights
 
 from tacit.finetune import DPFTRL, Correlated, Optimizer, Passes, Poisson, fit, plan
-from tacit.privacy import Budget, Ledger, Neighbours
+from tacit.privacy import Budget, Ledger, Neighbours, correlated
 from tacit.privacy.correlated import Strategy
 from tacit.privacy.events import StreamDpEvent
 from tacit.privacy.mechanisms import strategy_of
@@ -40,7 +40,7 @@ def test_everybody_is_in_one_batch_of_each_pass_and_never_nearer(people_: int, b
     assert sampler.expected(24) == 24 / batches
 
 
-@pytest.mark.parametrize(("strategy", "passes"), [("buffered", 1), ("buffered", 3), ("banded:4", 3), ("full", 2)])
+@pytest.mark.parametrize(("strategy", "passes"), [("buffered", 1), ("buffered@0.9", 3), ("banded:4", 3), ("full", 2)])
 def test_the_noise_has_the_covariance_and_the_scale_of_its_strategy(strategy: str, passes: int) -> None:
     optimizer = DPFTRL(batches=4, passes=passes, strategy=strategy)
     event = optimizer.event(1.5, 100)
@@ -62,7 +62,7 @@ def test_the_noise_has_the_covariance_and_the_scale_of_its_strategy(strategy: st
     assert error < 0.05  # seven standard deviations of a variance from 40,000 numbers
 
 
-@pytest.mark.parametrize(("strategy", "passes"), [("buffered", 1), ("buffered", 3), ("banded:4", 3), ("full", 2)])
+@pytest.mark.parametrize(("strategy", "passes"), [("buffered", 1), ("buffered@0.9", 3), ("banded:4", 3), ("full", 2)])
 def test_a_replacement_in_another_batch_costs_no_more_than_two_units(strategy: str, passes: int) -> None:
     """Who goes is in one batch, who comes in another: over all pairs of batches, in the charged sensitivity."""
     event = DPFTRL(batches=4, passes=passes, strategy=strategy).event(1.5, 100)
@@ -128,3 +128,16 @@ def test_what_it_cannot_promise_is_refused_before_the_charge(tmp_path: Path) -> 
         DPFTRL(batches=4, strategy="pink")
     with pytest.raises(ValueError, match="at least 1"):
         DPFTRL(batches=0)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(("batches", "passes"), [(40, 1), (10, 4), (4, 20)])
+def test_the_default_noise_is_the_least_of_what_there_is(batches: int, passes: int, momentum: float) -> None:
+    steps = batches * passes
+    event = DPFTRL(batches=batches, passes=passes, momentum=momentum).event(1.0, 100)
+
+    def noise(strategy: Strategy) -> float:
+        return correlated.running_sum_rms(strategy, passes, batches, momentum=momentum)
+
+    others = [correlated.independent(steps), correlated.buffered(steps), correlated.banded(steps, min(batches, 16))]
+    assert noise(strategy_of(event)) <= min(noise(each) for each in others) * (1 + 1e-9)

@@ -16,9 +16,10 @@ from scipy.linalg import toeplitz
 from scipy.stats import chi2
 from torch import Tensor
 
+from tacit.privacy import correlated
 from tacit.privacy.correlated import Strategy, banded, buffered, by_name, independent, running_sum_rms, square_root
 
-KINDS = ["independent", "full", "banded", "buffered"]
+KINDS = ["independent", "full", "banded", "buffered", "toeplitz@0.9", "buffered@0.9"]
 
 
 def make(kind: str, horizon: int) -> Strategy:
@@ -123,7 +124,7 @@ def test_bad_sizes_are_refused() -> None:
         banded(10, 0)
     with pytest.raises(ValueError, match="0 buffers"):
         buffered(10, 0)
-    with pytest.raises(ValueError, match="choose independent, full, banded, toeplitz or buffered"):
+    with pytest.raises(ValueError, match="choose one of independent, full, banded, buffered, toeplitz"):
         by_name("pink", 10)
     with pytest.raises(ValueError, match="count from 1"):
         independent(10).sensitivity(0)
@@ -150,6 +151,76 @@ def test_running_sum_is_that_of_the_dense_matrices() -> None:
         rows = np.tril(np.ones((60, 60))) @ np.linalg.inv(lower(strategy.coefficients()))
         dense = strategy.sensitivity(3, 7) * np.linalg.norm(rows) / sqrt(60)
         assert running_sum_rms(strategy, 3, 7) == pytest.approx(dense, rel=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_noise_in_the_weights_is_that_of_torchs_sgd(kind: str, momentum: float) -> None:
+    """One weight for each z: what SGD makes of the rows of C^-1 are the rows whose norms are averaged."""
+    horizon = 25
+    strategy = make(kind, horizon)
+    weights = torch.nn.Parameter(torch.zeros(horizon, dtype=torch.float64))
+    sgd, squares = torch.optim.SGD([weights], lr=1.0, momentum=momentum), []
+    for row in np.linalg.inv(lower(strategy.coefficients())):
+        weights.grad = torch.tensor(row)
+        sgd.step()
+        squares.append(float(weights.detach() @ weights.detach()))
+    expected = strategy.sensitivity(3, 7) * sqrt(np.mean(squares))
+    assert running_sum_rms(strategy, 3, 7, momentum=momentum) == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("horizon", "bands", "plain", "fit"),
+    [(60, 4, 23.4297, 22.6543), (60, 8, 18.1412, 16.8756), (200, 8, 35.3964, 33.9496)],
+)
+def test_bands_for_momentum_have_less_noise_than_jax_privacys_for_sums(
+    horizon: int, bands: int, plain: float, fit: float
+) -> None:
+    """jax-privacy 2.0.0's `per_query_error`, momentum 0.9 as its workload_coef: of its optimised bands and of ours."""
+    strategy = correlated.toeplitz(horizon, bands, momentum=0.9)
+    assert running_sum_rms(correlated.toeplitz(horizon, bands), momentum=0.9) == pytest.approx(plain, rel=1e-4)
+    assert running_sum_rms(strategy, momentum=0.9) == pytest.approx(fit, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("horizon", "passes", "momentum", "ours", "dense"),
+    [
+        (60, 1, 0.9, 11.5759, 11.2137),
+        (60, 4, 0.0, 4.8762, 5.1462),
+        (60, 4, 0.9, 29.2284, 30.9602),
+        (200, 4, 0.0, 5.6332, 5.9984),
+        (200, 4, 0.9, 37.2318, 39.7801),
+    ],
+)
+def test_buffers_for_momentum_and_passes_beside_jax_privacys_dense_optimum(
+    horizon: int, passes: int, momentum: float, ours: float, dense: float
+) -> None:
+    """jax-privacy 2.0.0: its evaluation of our coefficients, and its `dense.optimize` (n x n, orthogonal columns)."""
+    often = {"contributions": passes, "separation": horizon // passes}
+    found = running_sum_rms(buffered(horizon, momentum=momentum, **often), passes, horizon // passes, momentum=momentum)
+    plain = running_sum_rms(buffered(horizon), passes, horizon // passes, momentum=momentum)
+    assert found == pytest.approx(ours, rel=1e-3)
+    assert found < min(1.04 * dense, 0.98 * plain)
+
+
+def test_names_say_what_a_strategy_is_for() -> None:
+    assert by_name("buffered", 40) == buffered(40)  # the meaning that it always had, whatever the contributions
+    assert by_name("buffered", 40, contributions=4, separation=10) == buffered(40)
+    fit = by_name("buffered:3@0.9", 40, contributions=4, separation=10)
+    assert fit == buffered(40, 3, momentum=0.9, contributions=4, separation=10)
+    assert by_name("buffered@0", 40, contributions=4, separation=10) == buffered(40, contributions=4, separation=10)
+    assert by_name("toeplitz:4@0.5", 40) == correlated.toeplitz(40, 4, momentum=0.5)
+    for name in (
+        "full@0.9",
+        "banded:4@0.9",
+        "buffered@1",
+        "buffered@",
+        "buffered:0",
+        "buffered@-0.5",
+        "toeplitz:4@1e-3",
+    ):
+        with pytest.raises(ValueError, match="There is no noise called"):
+            by_name(name, 40)
 
 
 @pytest.mark.parametrize("horizon", [100, 1000, 11_730, 100_000])

@@ -49,7 +49,7 @@ def shards(effort: Effort) -> Iterator[Finding]:
 @audits("stream", "privacy.mechanisms.GaussianStream")
 def streams(effort: Effort) -> Iterator[Finding]:
     trials = effort.trials(150_000)
-    for strategy in ("independent", "banded:4", "buffered", "full"):
+    for strategy in ("independent", "banded:4", "buffered", "buffered@0.9", "full"):
         for contributions, separation, blocks, reset in _STREAMS:
             event = events.stream(
                 1.0, 12, strategy=strategy, contributions=contributions, separation=separation, blocks=blocks
@@ -58,7 +58,7 @@ def streams(effort: Effort) -> Iterator[Finding]:
             name = f"stream, {strategy}, k = {contributions}" + (", two blocks" if blocks > 1 else "")
             name += ", reset" if reset else ""
             yield _attack(release, Claim.of(event, neighbours="replace-one"), name=name, trials=trials)
-    cyclic = events.cyclic_poisson(0.7, 8, strategy="toeplitz", bands=4, sample_rate=0.5)
+    cyclic = events.cyclic_poisson(0.7, 8, strategy="toeplitz", bands=4, sample_rate=0.5, momentum=0.9)
     name = "stream, four bands, cyclic Poisson sampling"
     claim = Claim.of(cyclic, delta=1e-2)
     yield _attack(releases.cyclic_poisson(cyclic), claim, name=name, trials=effort.trials(600_000))

@@ -109,14 +109,14 @@ class Correlated:
     """Noise that is drawn anew at every step less a part of what was added before (see `privacy.correlated`).
 
     The running sum of the steps, which is what training follows, then carries far less noise at the same guarantee.
-    `strategy`: "buffered", "buffered:BUFFERS", "banded:BANDS", "full" or "independent".
-
     Formal guarantee: the whole run is ONE Gaussian release. The sensitivity is the norm of the sum of those columns
     of the strategy's matrix that one unit can meet, for the sampler's number of steps per unit and their distance. It
     rests on steps that a unit itself decides (`Passes`, `Everyone`), whoever else is there.
 
     Args:
-        strategy: "buffered", "buffered:BUFFERS", "banded:BANDS", "full" or "independent".
+        strategy: "buffered", "buffered:BUFFERS", "banded:BANDS", "toeplitz:BANDS", "full" or "independent"; with
+            "@MOMENTUM" behind "buffered" or "toeplitz" it is optimised for SGD with this momentum, and "buffered" for
+            the passes, too (see `privacy.correlated.by_name`).
     """
 
     strategy: str = "buffered"
@@ -147,9 +147,11 @@ class Banded(Correlated):
 
     Args:
         strategy: "toeplitz" (optimised bands) or "banded" (the square root, cut off).
+        momentum: Of the steps that "toeplitz" is optimised for.
     """
 
     strategy: str = "toeplitz"
+    momentum: float = 0.0
 
     def __post_init__(self) -> None:
         if self.strategy not in ("toeplitz", "banded"):
@@ -159,5 +161,10 @@ class Banded(Correlated):
         if not isinstance(sampler, CyclicPoisson):
             raise ValueError("Banded noise with cyclic sampling needs the sampler CyclicPoisson.")
         return events.cyclic_poisson(
-            scale, steps, strategy=self.strategy, bands=sampler.bands, sample_rate=sampler.rate(size)
+            scale,
+            steps,
+            strategy=self.strategy,
+            bands=sampler.bands,
+            sample_rate=sampler.rate(size),
+            momentum=self.momentum,
         )

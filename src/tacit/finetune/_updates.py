@@ -68,6 +68,11 @@ class Update:
         if self.schedule == "debiased" and (self.rule != "sgd" or self.warmup):
             raise ValueError("The schedule 'debiased' is for the momentum of sgd from its first step on: no warmup.")
 
+    @property
+    def inertia(self) -> float:
+        """The momentum with which steps add up in the weights: of "sgd" alone, others scale their steps."""
+        return self.momentum if self.rule == "sgd" else 0.0
+
     def rate(self, step: int, steps: int) -> float:
         """The learning rate of a step."""
         if step < self.warmup:

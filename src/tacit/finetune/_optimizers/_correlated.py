@@ -10,7 +10,8 @@ from tacit.finetune._queries import ClippedGradient
 from tacit.finetune._sampling import CyclicPoisson, Passes
 from tacit.finetune._updates import Options, Update
 from tacit.gradients import Policy
-from tacit.privacy.correlated import banded, buffered, running_sum_rms
+from tacit.privacy.correlated import by_name, running_sum_rms
+from tacit.privacy.events import strategy_name
 
 _BANDS = 16  # as many buffers, less one, each as large as the trained parameters
 
@@ -40,21 +41,21 @@ def DPFTRL(  # noqa: N802
         batches: Batches per pass.
         passes: Participations of each unit.
         clip: The L2 bound of a unit's gradient, or a clip policy.
-        strategy: See `Correlated`; by default "buffered" for one pass, and for more the one of "buffered" and a banded
-            form whose running sum has less noise.
+        strategy: See `Correlated`; by default the one of "buffered" and "toeplitz", optimised for the momentum of the
+            update and the passes, that leaves less noise in the weights.
         **update: Arguments of `Update`.
 
     Returns:
         An optimizer for `fit`.
     """
-    sampler = Passes(batches, passes)
+    sampler, rule = Passes(batches, passes), Update(**update)
     return Optimizer(
         name="DPFTRL",
         steps=sampler.steps,
         sampler=sampler,
         query=ClippedGradient(clip),
-        noise=Correlated(strategy or _quietest(sampler)),
-        update=Update(**update),
+        noise=Correlated(strategy or _quietest(sampler, rule.inertia)),
+        update=rule,
     )
 
 
@@ -83,7 +84,8 @@ def BandMF(  # noqa: N802
         steps: The number of steps.
         bands: Groups of units, and bands of the noise: bands - 1 buffers as large as the trained parameters.
         clip: The L2 bound of a unit's gradient, or a clip policy.
-        strategy: "toeplitz": bands that minimise the noise of the running sum; "banded": the square root, cut off.
+        strategy: "toeplitz": bands that minimise the noise in the weights, for the momentum of the update; "banded":
+            the square root, cut off.
         **update: Arguments of `Update`.
 
     Returns:
@@ -94,19 +96,29 @@ def BandMF(  # noqa: N802
         >>> BandMF(batch_size=50, steps=200, bands=4, lr=0.5).sampler.rate(size=1000)
         0.2
     """
+    rule = Update(**update)
     return Optimizer(
         name="BandMF",
         steps=steps,
         sampler=CyclicPoisson(batch_size, bands),
         query=ClippedGradient(clip),
-        noise=Banded(strategy),
-        update=Update(**update),
+        noise=Banded(strategy, momentum=rule.inertia if strategy == "toeplitz" else 0.0),
+        update=rule,
     )
 
 
-def _quietest(plan: Passes) -> str:
+def _quietest(plan: Passes, momentum: float) -> str:
+    """The strategy that leaves the least noise in the weights."""
     if plan.passes == 1:
-        return "buffered"
-    bands = min(plan.batches, _BANDS)
-    choices = {"buffered": buffered(plan.steps), f"banded:{bands}": banded(plan.steps, bands)}
-    return min(choices, key=lambda name: running_sum_rms(choices[name], plan.passes, plan.batches))
+        return strategy_name("buffered", momentum=momentum)
+    often = {"contributions": plan.passes, "separation": plan.batches}
+    names = [
+        strategy_name("buffered", momentum=momentum) if momentum else "buffered@0",
+        strategy_name("toeplitz", min(plan.batches, _BANDS), momentum=momentum),
+    ]
+
+    def noise(name: str) -> float:
+        made = by_name(name, plan.steps, **often)
+        return running_sum_rms(made, plan.passes, plan.batches, momentum=momentum)
+
+    return min(names, key=noise)

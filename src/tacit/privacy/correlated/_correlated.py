@@ -35,15 +35,12 @@ The state of a mixer is noise that was added to releases. It is **private**: any
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize
-from scipy.special import expit
 from torch import Tensor
 
 Vector = NDArray[np.float64]
@@ -165,170 +162,6 @@ class Strategy:
         return float(total @ total)
 
 
-def independent(horizon: int) -> Strategy:
-    """C = I: fresh noise at every step and no buffer; k contributions cost sqrt(k).
-
-    Args:
-        horizon: The number of steps.
-
-    Returns:
-        The strategy.
-    """
-    return Strategy(name="independent", horizon=horizon)
-
-
-def square_root(horizon: int) -> Strategy:
-    """The square root of the matrix of ones, c_k = binom(2k, k) / 4^k (Fichtenberger et al., 2023): n - 1 buffers.
-
-    Args:
-        horizon: The number of steps.
-
-    Returns:
-        The strategy.
-    """
-    return Strategy(name="full", horizon=horizon, taps=_root(horizon))
-
-
-def banded(horizon: int, bands: int = 32) -> Strategy:
-    """The square root cut off after `bands` coefficients (Kalinin and Lampert, 2024): bands - 1 buffers.
-
-    Units whose steps are at least `bands` apart cost sqrt(k), as with independent noise. For one step per unit prefer
-    `buffered`: over 11,730 steps 32 bands leave a running sum of 17.8 (14.3 with optimised bands), four buffers 3.8.
-
-    Args:
-        horizon: The number of steps.
-        bands: The number of coefficients kept.
-
-    Returns:
-        The strategy.
-    """
-    if bands < 1:
-        raise ValueError(f"{bands} bands leave no matrix; give at least 1 (independent noise).")
-    return Strategy(name="banded", horizon=horizon, taps=_root(min(bands, horizon)))
-
-
-@lru_cache(maxsize=64)
-def toeplitz(horizon: int, bands: int = 32) -> Strategy:
-    """Banded coefficients that minimise the running sum's noise for units whose steps are at least `bands` apart.
-
-    Such units cost one column's norm each time, so what is minimised is that norm times the root-mean-square of the
-    rows of (ones) C^-1, over non-increasing coefficients; the start is `banded`.
-
-    Args:
-        horizon: The number of steps.
-        bands: The number of coefficients.
-
-    Returns:
-        The strategy.
-
-    Examples:
-        >>> from tacit.privacy import correlated
-        >>> cut, best = correlated.banded(500, 16), correlated.toeplitz(500, 16)
-        >>> correlated.running_sum_rms(best) < correlated.running_sum_rms(cut)
-        True
-    """
-    start = banded(horizon, bands)
-    if not start.taps:
-        return Strategy(name="toeplitz", horizon=horizon)
-
-    def taps(free: Vector) -> Vector:
-        return np.cumprod(expit(free))  # each at most the one before
-
-    def cost(free: Vector) -> float:
-        made = Strategy(name="toeplitz", horizon=horizon, taps=tuple(taps(free).tolist()))
-        return float(np.log(running_sum_rms(made)))
-
-    ratios = np.array(start.taps) / np.array([1.0, *start.taps[:-1]])
-    best = minimize(cost, np.log(ratios / (1 - ratios)), method="L-BFGS-B", bounds=[(-30, 30)] * len(ratios))
-    return Strategy(name="toeplitz", horizon=horizon, taps=tuple(taps(best.x).tolist()))
-
-
-@lru_cache(maxsize=64)
-def buffered(horizon: int, buffers: int = 4) -> Strategy:
-    """Buffered linear Toeplitz, c_k = sum_i a_i lambda_i^(k-1) (Dvijotham et al., 2024): a handful of buffers.
-
-    The parameters minimise the running sum's noise for one contribution per unit. The optimisation starts from the
-    square root, c_k = 1/pi int_0^1 x^k / sqrt(x (1-x)) dx, by the trapezoidal rule in log(x / (1-x)), which spreads the
-    decay times evenly over the scales from 1 to n. Four buffers end 1 % *below* the full square root at 11,730 and at
-    100,000 steps; more buffers gain at most 0.3 %.
-
-    Args:
-        horizon: The number of steps.
-        buffers: The number of model-sized buffers.
-
-    Returns:
-        The strategy.
-
-    Examples:
-        >>> from tacit.privacy import correlated
-        >>> fresh, mixed = correlated.independent(100), correlated.buffered(100)
-        >>> correlated.running_sum_rms(mixed) < correlated.running_sum_rms(fresh) / 2
-        True
-    """
-    if buffers < 1:
-        raise ValueError(f"{buffers} buffers keep nothing; give at least 1, or use independent noise.")
-    count = min(buffers, horizon - 1)
-    if count < 1:
-        return Strategy(name="buffered", horizon=horizon)
-    gaps = np.linspace(-np.log(horizon), 0, count)
-    decays = expit(-gaps)
-    shares = decays * np.sqrt(decays * (1 - decays))
-    best = minimize(
-        _log_rms,
-        np.concatenate([gaps, np.log(shares / shares.sum())]),  # c_1 = 1/2, as in the square root
-        args=(horizon,),
-        method="L-BFGS-B",
-        bounds=[(-np.log(horizon) - 7, 7)] * count + [(-30, 7)] * count,
-        options={"ftol": 1e-13, "maxfun": 4000},
-    )
-    gap, weights = _unpack(best.x)
-    return Strategy(name="buffered", horizon=horizon, weights=tuple(weights.tolist()), decays=tuple((1 - gap).tolist()))
-
-
-def by_name(name: str, horizon: int, *, bands: int = 32, buffers: int = 4) -> Strategy:
-    """The strategy that a recipe, a ledger entry or a command line calls by name.
-
-    Args:
-        name: "independent", "full", "banded", "toeplitz" or "buffered".
-        horizon: The number of steps.
-        bands: Of "banded" and "toeplitz".
-        buffers: Of "buffered".
-
-    Returns:
-        The strategy.
-
-    Raises:
-        ValueError: An unknown name.
-    """
-    match name:
-        case "independent":
-            return independent(horizon)
-        case "full":
-            return square_root(horizon)
-        case "banded":
-            return banded(horizon, bands)
-        case "buffered":
-            return buffered(horizon, buffers)
-        case "toeplitz":
-            return toeplitz(horizon, bands)
-    raise ValueError(f"There is no noise called {name!r}; choose independent, full, banded, toeplitz or buffered.")
-
-
-def running_sum_rms(strategy: Strategy, contributions: int = 1, separation: int = 1) -> float:
-    """Root-mean-square over the steps of the running sum's noise, in units of sigma * clip, sensitivity included.
-
-    Args:
-        strategy: The strategy.
-        contributions: The most participations of a unit.
-        separation: The least distance between two of them.
-
-    Returns:
-        The root mean square.
-    """
-    rows = np.cumsum(np.cumsum(strategy.inverse()) ** 2)  # of (ones) C^-1: squared norm of each row
-    return strategy.sensitivity(contributions, separation) * float(np.sqrt(rows.mean()))
-
-
 class Mixer:
     """Turns independent noise into the noise of one block, a step at a time: y = C^-1 z.
 
@@ -437,46 +270,3 @@ def _reordered(line: Tensor, shapes: Mapping[str, tuple[int, ...]], order: Itera
     """The parameters of a line one after the other in another order, in new memory."""
     parts = dict(zip(shapes, torch.split(line, [math.prod(shape) for shape in shapes.values()]), strict=True))
     return torch.cat([parts[name] for name in order])
-
-
-def _root(length: int) -> tuple[float, ...]:
-    k = np.arange(1, length)
-    return tuple(np.cumprod((2 * k - 1) / (2 * k)).tolist())
-
-
-def _unpack(parameters: Vector) -> tuple[Vector, Vector]:
-    """Free parameters to 1 - lambda, between 0 and 1, and a, positive and below 1 in all: every point is a strategy."""
-    gaps, logs = parameters.reshape(2, -1)
-    odds = np.exp(logs)
-    return np.asarray(expit(gaps)), odds / (1 + odds.sum())
-
-
-def _log_rms(parameters: Vector, n: int) -> float:
-    """log(column norm * running-sum noise) of a buffered strategy, in closed form for any n.
-
-    Solving C y = z turns the state matrix diag(lambda) into M = diag(lambda) - sqrt(a) sqrt(a)^T, up to a similarity,
-    and w_k = -sqrt(a)^T M^(k-1) sqrt(a). With the eigenvalues 1 - r_i of M, the prefix sums of w are
-    floor + sum_i part_i (1 - r_i)^j, so that row norms, like the column norm, are sums of geometric series. Working
-    with the gaps 1 - lambda and r keeps the precision near 1.
-    """
-    gap, weights = _unpack(parameters)
-    column = 1 + weights @ _geometric(_product(gap), n - 1) @ weights
-    root = np.sqrt(weights)
-    r, vectors = np.linalg.eigh(np.diag(gap) + np.outer(root, root))
-    part = (vectors.T @ root) ** 2 / r
-    floor = 1 - part.sum()
-    rows = floor**2 * n * (n + 1) / 2 + 2 * floor * part @ _falling(r, n) + part @ _falling(_product(r), n) @ part
-    return float(np.log(column * rows / n) / 2)
-
-
-def _product(gap: Vector) -> Vector:  # the gaps of all pairwise products, 1 - (1 - x)(1 - y)
-    return gap[:, None] + gap - np.outer(gap, gap)
-
-
-def _geometric(gap: Vector, n: int) -> Vector:  # sum_{j<n} (1 - gap)^j
-    small = -np.expm1(n * np.log1p(-np.minimum(gap, 0.5)))
-    return np.asarray(np.where(gap < 0.5, small, 1 - (1 - gap) ** n) / gap)
-
-
-def _falling(gap: Vector, n: int) -> Vector:  # sum_{j<n} (n - j) (1 - gap)^j
-    return np.asarray((n - (1 - gap) * _geometric(gap, n)) / gap)

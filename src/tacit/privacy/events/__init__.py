@@ -21,10 +21,9 @@ from tacit.privacy.events._constructors import (
 from tacit.privacy.events._json import from_json, to_json
 from tacit.privacy.events._properties import calls as calls
 from tacit.privacy.events._properties import gaussian_noise, is_sampled, releases, same
+from tacit.privacy.events._strategy_names import SIZED, STRATEGIES, strategy_name, strategy_parts
 from tacit.privacy.events._tree import check, check_count, leaves
 from tacit.privacy.events._types import (
-    SIZED,
-    STRATEGIES,
     BallsInBinsDpEvent,
     CyclicPoissonDpEvent,
     DpEvent,
@@ -66,6 +65,8 @@ __all__ = [
     "same",
     "schedule",
     "shared_noise",
+    "strategy_name",
+    "strategy_parts",
     "stream",
     "to_json",
     "without_replacement",

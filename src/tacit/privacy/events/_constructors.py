@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import attr
 from dp_accounting import dp_event
 
+from tacit.privacy.events._strategy_names import strategy_name
 from tacit.privacy.events._tree import check, check_count
 from tacit.privacy.events._types import (
     BallsInBinsDpEvent,
@@ -246,7 +247,9 @@ def passes(
     return PassesDpEvent(**attr.asdict(plain, recurse=False))
 
 
-def cyclic_poisson(noise_multiplier: float, steps: int, *, strategy: str, bands: int, sample_rate: float) -> DpEvent:
+def cyclic_poisson(
+    noise_multiplier: float, steps: int, *, strategy: str, bands: int, sample_rate: float, momentum: float = 0.0
+) -> DpEvent:
     """A stream with banded noise over units drawn from one of ``bands`` groups after the other.
 
     Args:
@@ -255,6 +258,7 @@ def cyclic_poisson(noise_multiplier: float, steps: int, *, strategy: str, bands:
         strategy: "banded" or "toeplitz".
         bands: Of the noise, and the number of groups.
         sample_rate: The probability with which a unit of the step's group takes part.
+        momentum: Of the steps that a "toeplitz" is optimised for.
 
     Returns:
         The event.
@@ -264,7 +268,8 @@ def cyclic_poisson(noise_multiplier: float, steps: int, *, strategy: str, bands:
         >>> events.releases(events.cyclic_poisson(1.0, 100, strategy="banded", bands=8, sample_rate=0.1))
         100
     """
-    return check(CyclicPoissonDpEvent(noise_multiplier, steps, f"{strategy}:{bands}", 1, bands, 1, float(sample_rate)))
+    name = strategy_name(strategy, bands, momentum=momentum)
+    return check(CyclicPoissonDpEvent(noise_multiplier, steps, name, 1, bands, 1, float(sample_rate)))
 
 
 def compose(events: Iterable[DpEvent]) -> DpEvent:

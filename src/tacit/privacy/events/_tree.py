@@ -16,10 +16,8 @@ from typing import Any
 
 from dp_accounting import dp_event
 
+from tacit.privacy.events._strategy_names import strategy_parts
 from tacit.privacy.events._types import (
-    BANDED,
-    SIZED,
-    STRATEGIES,
     BallsInBinsDpEvent,
     CyclicPoissonDpEvent,
     DpEvent,
@@ -72,7 +70,7 @@ def check(event: DpEvent, *, finite: bool = False, depth: int = 0) -> DpEvent:
             if isinstance(event, StreamDpEvent):
                 for value in (event.steps, event.contributions, event.separation, event.blocks):
                     check_count(value, "A stream's steps, contributions, separation and blocks")
-                _check_strategy(event.strategy)
+                strategy_parts(event.strategy)
             if isinstance(event, CyclicPoissonDpEvent):
                 _check_cyclic(event)
         case BallsInBinsDpEvent():
@@ -152,20 +150,12 @@ def _within(value: Any, sentence: str, low: float = 0.0, high: float = _LARGEST)
 
 def _check_cyclic(event: CyclicPoissonDpEvent) -> None:
     _within(event.sample_rate, "A sample rate is a probability above 0", 5e-324, 1)
-    name, _, bands = event.strategy.partition(":")
-    if name not in BANDED or not bands or (int(bands), 1, 1) != (event.separation, event.contributions, event.blocks):
+    kind, bands, _ = strategy_parts(event.strategy)
+    found = (bands, 1, 1) == (event.separation, event.contributions, event.blocks)
+    if kind not in ("banded", "toeplitz") or not found:
         raise ValueError(
             "Cyclic sampling has as many groups as its noise has bands: a strategy such as banded:8 with separation 8, "
             "one contribution per column and one block."
-        )
-
-
-def _check_strategy(strategy: str) -> None:
-    name, _, size = str(strategy).partition(":")
-    if name not in STRATEGIES or (size and not (name in SIZED and size.isdigit() and int(size) > 0)):
-        raise ValueError(
-            f"There is no noise called {strategy!r}; choose one of {', '.join(STRATEGIES)}, "
-            "or banded:BANDS, toeplitz:BANDS and buffered:BUFFERS with their size."
         )
 
 

@@ -21,8 +21,8 @@ class StreamDpEvent(DpEvent):  # type: ignore[misc]
     """A stream of noisy sums that are together ONE Gaussian release of ``noise_multiplier``.
 
     Each unit takes part in at most ``contributions`` steps, at least ``separation`` apart. The noise of the steps is
-    drawn through ``strategy`` (see ``privacy.correlated``) in ``blocks`` of ``steps`` steps each, scaled by that
-    strategy's sensitivity, so that however long the stream is, it costs what one release with this noise costs.
+    drawn through ``strategy`` (see ``privacy.correlated.by_name``) in ``blocks`` of ``steps`` steps each, scaled by
+    that strategy's sensitivity, so that however long the stream is, it costs what one release with this noise costs.
 
     Args:
         noise_multiplier: The noise of the equivalent single release, relative to the clip.
@@ -67,11 +67,11 @@ class CyclicPoissonDpEvent(StreamDpEvent):
     """A stream of ``steps`` sums with banded noise, over units that are drawn from one group after the other.
 
     Every unit belongs to one of b groups, which its own id decides, where b is the number of bands of ``strategy``
-    (``"banded:b"``, ``"toeplitz:b"``). In step t each unit of the group t mod b is drawn with probability
-    ``sample_rate``, independently. The columns of C that a unit of one group can meet have no row in common, so the
-    whole is ceil(steps / b) Poisson-subsampled Gaussian releases of ``noise_multiplier`` (Choquette-Choo et al., 2023,
-    "(Amplified) banded matrix factorization", theorem 4): more noise is needed than for one release, far less than for
-    ``steps`` of them. ``contributions`` is 1, one per column, and ``separation`` is b.
+    (``"banded:b"``, ``"toeplitz:b"``, ``"toeplitz:b@momentum"``). In step t each unit of the group t mod b is drawn
+    with probability ``sample_rate``, independently. The columns of C that a unit of one group can meet have no row in
+    common, so the whole is ceil(steps / b) Poisson-subsampled Gaussian releases of ``noise_multiplier``
+    (Choquette-Choo et al., 2023, "(Amplified) banded matrix factorization", theorem 4): more noise is needed than for
+    one release, far less than for ``steps`` of them. ``contributions`` is 1, one per column, and ``separation`` is b.
 
     Args:
         noise_multiplier: The noise of one of these releases, relative to the clip.
@@ -137,8 +137,6 @@ class SharedNoiseDpEvent(DpEvent):  # type: ignore[misc]
     honest: int
 
 
-STRATEGIES, SIZED = ("independent", "full", "banded", "buffered", "toeplitz"), ("banded", "buffered", "toeplitz")
-BANDED = ("banded", "toeplitz")
 KNOWN: dict[str, type[DpEvent]] = {
     cls.__name__: cls
     for cls in (

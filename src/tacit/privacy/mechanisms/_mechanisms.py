@@ -303,7 +303,7 @@ def prepare(receipt: Receipt, numbers: int) -> None:
 
 
 def strategy_of(event: StreamDpEvent) -> Strategy:
-    """The correlated-noise strategy that an event names: ``"buffered"``, or ``"banded:16"`` with its size.
+    """The correlated-noise strategy that an event names (see ``correlated.by_name``).
 
     Args:
         event: The stream.
@@ -311,10 +311,7 @@ def strategy_of(event: StreamDpEvent) -> Strategy:
     Returns:
         The strategy over one block of the stream.
     """
-    name, _, size = event.strategy.partition(":")
-    sizes = {"banded": "bands", "toeplitz": "bands", "buffered": "buffers"}
-    options = {sizes[name]: int(size)} if size and name in sizes else {}
-    return by_name(name, event.steps, **options)
+    return by_name(event.strategy, event.steps, contributions=event.contributions, separation=event.separation)
 
 
 def _take_gaussian(receipt: Receipt, bound: float) -> tuple[dp_event.GaussianDpEvent, int, NoiseKey]:
