@@ -20,7 +20,8 @@ from tacit.pipeline import _data
 from tacit.pipeline._budget import split
 from tacit.pipeline._models import Built
 from tacit.pipeline._run import carry_out
-from tacit.pipeline._schema import Data, Embedded, Images, Outputs, Pipeline, Texts, Video, count_of
+from tacit.pipeline._schema import Pipeline
+from tacit.pipeline._schema_data import Data, Embedded, Images, Outputs, Texts, Video, count_of
 from tacit.privacy import Ledger, Neighbours, events
 
 _MOST = 10**8  # numbers in the gradients of all canaries; beyond, scores are losses

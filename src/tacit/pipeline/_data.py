@@ -16,7 +16,8 @@ from tacit._refusals import ENDING, Refusal
 from tacit.calibrate import read_outputs, read_unit_ids
 from tacit.data import Records, TensorRecords
 from tacit.pipeline._models import Built
-from tacit.pipeline._schema import Data, Embedded, Images, Outputs, Pipeline, Texts, Video
+from tacit.pipeline._schema import Pipeline
+from tacit.pipeline._schema_data import Data, Embedded, Images, Outputs, Texts, Video
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,8 @@ from tacit import calibrate
 from tacit.models import embedded
 from tacit.pipeline import _data, _report, _run
 from tacit.pipeline._models import Built
-from tacit.pipeline._schema import Embedded, Pipeline
+from tacit.pipeline._schema import Pipeline
+from tacit.pipeline._schema_data import Embedded
 from tacit.recipes import Progress
 from tacit.report import Cell, Column, Picture, Section, Table, write_pictures
 

@@ -15,7 +15,8 @@ from torch import nn
 
 from tacit.data import ImageShape
 from tacit.models import embedded, load, load_net, text, tokenizer_of
-from tacit.pipeline._schema import Images, Model, Pipeline, Texts, count_of
+from tacit.pipeline._schema import Model, Pipeline
+from tacit.pipeline._schema_data import Images, Texts, count_of
 
 _SEED = 0  # of weights that nothing pretrained: a resumed run must start from the same ones
 

@@ -23,7 +23,8 @@ from tacit.pipeline._folder import Folder, opened
 from tacit.pipeline._ledger import RunLedger
 from tacit.pipeline._models import Built, build
 from tacit.pipeline._plan import PipelinePlan, plan
-from tacit.pipeline._schema import Calibrate, Embedded, Images, Outputs, Pipeline, Texts, count_of
+from tacit.pipeline._schema import Calibrate, Pipeline
+from tacit.pipeline._schema_data import Embedded, Images, Outputs, Texts, count_of
 from tacit.pipeline._stages import Work
 from tacit.privacy import Guarantee, Ledger
 from tacit.recipes import Progress

@@ -15,19 +15,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tacit._deprecation import renamed_fields
+from tacit.pipeline._schema_data import Data, Embedded, Images, Outputs, Texts, check_positive
 from tacit.privacy import Budget as Total
 from tacit.privacy import Neighbours, Unit
-
-Classes = int | tuple[str, ...]
-
-
-def _positive(**numbers: float | None) -> None:
-    for name, value in numbers.items():
-        if value is not None and not 0 < value < math.inf:
-            raise ValueError(f"{name} must be above 0; got {value:g}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,112 +31,6 @@ class Model:
     weights: Path | None = None  # a file of weights for a timm or own model
     pretrained: bool = True  # timm: with its published weights (from the local cache, or the network)
     pooling: Literal["model", "mean"] = "model"  # transformers, texts: the model's own classifier, or a mean and a head
-
-
-@dataclass(frozen=True, kw_only=True)
-class Images:
-    """A folder of images and a CSV file that names them."""
-
-    kind: Literal["images"]
-    folder: Path
-    table: Path
-    file: str = "file"  # columns of the table
-    label: str = "label"
-    unit_ids: str | None = None
-    source: str | None = None
-    classes: Classes = 2
-    size: tuple[int, int] | int | None = None  # by default what the model's configuration says, as the next four
-    channels: Literal[1, 3] | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    crop: float | None = None
-
-    def __post_init__(self) -> None:
-        check_classes(self.classes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Video:
-    """Video files: a folder per class, the split files of UCF-101 or HMDB-51, or a CSV file that names them."""
-
-    kind: Literal["video"]
-    folder: Path
-    layout: Literal["folder", "ucf101", "hmdb51", "table"] = "folder"
-    split: Path | None = None  # a split file (ucf101), a folder of them (hmdb51)
-    table: Path | None = None
-    file: str = "file"  # columns of the table
-    label: str = "label"
-    unit_ids: str | None = None
-    source: str | None = None
-    classes: Classes = 2
-    clips: int = 8
-    frames: int = 8
-    stride: int = 2
-    size: int | None = None
-    colour: bool = True
-    fps: float | None = None  # frames a second that every video is brought to
-    mean: tuple[float, ...] = (0.0,)  # of values in [0, 1], per channel
-    std: tuple[float, ...] = (1.0,)
-    axes: Literal["TC", "CT"] = "TC"  # frames before channels, or channels before frames
-    index: Path | None = None  # keeps what is known of the files; private
-
-    def __post_init__(self) -> None:
-        check_classes(self.classes)
-        needed = "table, a CSV file" if self.layout == "table" else "split, its split file or the folder of these"
-        if self.layout != "folder" and (self.table if self.layout == "table" else self.split) is None:
-            raise ValueError(f"the layout {self.layout} needs {needed}.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Texts:
-    """A CSV file of texts."""
-
-    kind: Literal["text"]
-    table: Path
-    text: str = "text"  # columns of the table
-    label: str = "label"
-    unit_ids: str | None = None
-    source: str | None = None
-    classes: Classes = 2
-    max_length: int = 128
-
-    def __post_init__(self) -> None:
-        check_classes(self.classes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outputs:
-    """A classifier's outputs on disk (.npz, .npy, .safetensors, .csv), one file per source; for [calibrate] alone."""
-
-    kind: Literal["outputs"]
-    folder: Path  # holds SOURCE.npz (or .npy, .safetensors, .csv)
-    form: Literal["logits", "probs"] = "logits"
-    unit_ids: str | None = None  # the array or column that says whose each row is
-
-
-@dataclass(frozen=True, kw_only=True)
-class Embedded:
-    """The Fashion-MNIST images that come with the package; for demonstrations and tests."""
-
-    kind: Literal["embedded"]
-    split: Literal["train", "test", "seen", "unseen"] = "unseen"
-    start: int = 0
-    stop: int | None = None
-    shift: str | None = None  # of tacit.data.shifts
-    severity: int = 3
-    sources: int = 1  # assigned to so many sources in turn
-    relabel: tuple[int, ...] | None = None  # the new label of each of the ten classes; -1: left out
-
-    @property
-    def unit_ids(self) -> None:
-        """Every image is somebody else's."""
-
-    @property
-    def classes(self) -> int:
-        return 10 if self.relabel is None else max(self.relabel) + 1
-
-
-Data = Images | Video | Texts | Embedded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +49,7 @@ class Budget:
         Unit(self.unit)
         if not math.isfinite(self.epsilon) or self.epsilon <= 0 or self.delta == 0:
             raise ValueError("a pipeline needs an epsilon that is finite and above 0, and a delta above 0.")
-        _positive(size=self.size)
+        check_positive(size=self.size)
         if self.delta > 0.01 or (self.size is not None and self.delta * self.size >= 1):
             raise ValueError(
                 f"a delta of {self.delta:g} is no protection: with that probability anything may happen. Take one well "
@@ -184,7 +71,7 @@ class Spending:
     def __post_init__(self) -> None:
         if self.epsilon is not None and self.share is not None:
             raise ValueError("a stage has epsilon or share, not both.")
-        _positive(epsilon=self.epsilon)
+        check_positive(epsilon=self.epsilon)
         if self.share is not None and not 0 < self.share <= 1:
             raise ValueError(f"share is a part of the budget, above 0 and at most 1; got {self.share:g}.")
 
@@ -214,7 +101,7 @@ class Pretrain:
     def __post_init__(self) -> None:
         if not self.public:
             raise ValueError("pretraining is not private: its data must be public = true; use [finetune] for others.")
-        _positive(epochs=self.epochs, steps=self.steps, batch_size=self.batch_size, lr=self.lr, every=self.every)
+        check_positive(epochs=self.epochs, steps=self.steps, batch_size=self.batch_size, lr=self.lr, every=self.every)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +118,7 @@ class Tune(Spending):
         for name, (low, high) in (("lr", self.lr), ("steps", self.steps)):
             if not 0 < low <= high:
                 raise ValueError(f"{name} goes from a number above 0 up to a larger one; got {low:g}, {high:g}.")
-        _positive(trials=self.trials)
+        check_positive(trials=self.trials)
 
 
 @renamed_fields(batch="batch_size")
@@ -260,7 +147,7 @@ class Finetune(Spending):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _positive(
+        check_positive(
             steps=self.steps,
             batch_size=self.batch_size,
             lr=self.lr,
@@ -301,8 +188,8 @@ class Adapt(Spending):
     def __post_init__(self) -> None:
         super().__post_init__()
         rate = None if self.lr == "auto" else self.lr
-        _positive(batch_size=self.batch_size, lr=rate, clip=self.clip, contributions=self.contributions)
-        _positive(every=self.every)
+        check_positive(batch_size=self.batch_size, lr=rate, clip=self.clip, contributions=self.contributions)
+        check_positive(every=self.every)
         if self.noise == "correlated" and self.size is None:
             raise ValueError("correlated noise needs size, the public number of rows of the stream.")
 
@@ -389,13 +276,3 @@ class Pipeline:
     def path(self, path: Path) -> Path:
         """A path of the recipe as one that can be opened."""
         return path if path.is_absolute() else self.home / path
-
-
-def check_classes(classes: Any) -> None:
-    count = classes if isinstance(classes, int) else len(set(classes))
-    if count < 2 or (not isinstance(classes, int) and count < len(classes)):
-        raise ValueError("classes is a number, at least 2, or a list of different names.")
-
-
-def count_of(classes: Classes) -> int:
-    return classes if isinstance(classes, int) else len(classes)

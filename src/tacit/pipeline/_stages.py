@@ -17,7 +17,8 @@ from tacit.pipeline._folder import Folder
 from tacit.pipeline._ledger import RunLedger
 from tacit.pipeline._models import Built
 from tacit.pipeline._optimizers import optimizer_of
-from tacit.pipeline._schema import Calibrate, Finetune, Outputs, Pipeline, Pretrain, count_of
+from tacit.pipeline._schema import Calibrate, Finetune, Pipeline, Pretrain
+from tacit.pipeline._schema_data import Outputs, count_of
 from tacit.recipes import Progress
 
 _CHUNK = 64  # rows that a model is shown at a time

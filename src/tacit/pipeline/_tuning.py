@@ -20,7 +20,8 @@ from tacit.models import select, with_head
 from tacit.pipeline._folder import Folder
 from tacit.pipeline._optimizers import optimizer_of
 from tacit.pipeline._plan import search_plan
-from tacit.pipeline._schema import Finetune, Tune, count_of
+from tacit.pipeline._schema import Finetune, Tune
+from tacit.pipeline._schema_data import count_of
 from tacit.pipeline._stages import Work
 from tacit.privacy import Ledger
 
