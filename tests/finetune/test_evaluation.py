@@ -12,6 +12,7 @@ import torch
 from by_hand import SEED, key, net, people, same_bits
 from torch import Tensor, nn
 
+from tacit import GuardRailWarning
 from tacit.data._records import Rows
 from tacit.data._tensor_records import TensorRecords
 from tacit.finetune import DPGD, DPSGD, Classes, Evaluation, Fitted, fit
@@ -299,6 +300,12 @@ class Odd(Classes):
     def scores(self, probs: Tensor, labels: Tensor) -> dict[str, float]:
         if self.mistake == "scores":
             raise AttributeError("no such score")
+        if self.mistake in NO_SCORES:
+            return NO_SCORES[self.mistake]  # type: ignore[no-any-return]
+        if self.mistake == "tensor":
+            return {"accuracy": torch.tensor(50.0)}  # type: ignore[dict-item]
+        if self.mistake == "many" and len(labels) > 64:
+            raise KeyError("a row that the first 64 did not have")
         if self.mistake == "few" and len(labels) < 100:
             raise ValueError("too few rows")
         return super().scores(probs, labels)
@@ -307,10 +314,15 @@ class Odd(Classes):
         return nn.functional.one_hot(probs.argmax(1), 3).double()
 
     def scores_of(self, total: Tensor) -> dict[str, float]:
+        if self.mistake in NO_SCORES:
+            return NO_SCORES[self.mistake]  # type: ignore[no-any-return]
         return {"share": float(total[3 if self.mistake == "scores_of" else 0])}
 
 
-@pytest.mark.parametrize("mistake", ["probs", "scores"])
+NO_SCORES: dict[str, Any] = {"none": None, "list": [50.0], "word": {"accuracy": "good"}, "row": {"a": torch.ones(2)}}
+
+
+@pytest.mark.parametrize("mistake", ["probs", "scores", *NO_SCORES])
 @pytest.mark.parametrize("head", ["new", "keep"])
 def test_a_mistake_in_a_tasks_scores_costs_nothing(mistake: str, head: str, ledger: Ledger) -> None:
     told = Evaluation(data=people(80), public=True)
@@ -319,7 +331,21 @@ def test_a_mistake_in_a_tasks_scores_costs_nothing(mistake: str, head: str, ledg
     assert ledger.entries() == []
 
 
-@pytest.mark.parametrize("mistake", ["probs", "scores_of"])
+def test_scores_that_are_tensors_are_kept_as_numbers(tmp_path: Path) -> None:
+    told = Evaluation(data=people(80), public=True)
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        fitted = run(ledger, told, task=Odd(mistake="tensor"), checkpoint=tmp_path / "run")
+    assert fitted.scores == {"accuracy": 50.0}
+
+
+def test_scores_that_fail_on_all_rows_do_not_end_a_run_that_is_paid(ledger: Ledger) -> None:
+    with pytest.warns(GuardRailWarning, match="could not score an evaluation"):
+        fitted = run(ledger, Evaluation(data=people(80), public=True), task=Odd(mistake="many"), head="new")
+    assert fitted.scores == {}
+    assert fitted.steps == STEPS
+
+
+@pytest.mark.parametrize("mistake", ["probs", "scores_of", *NO_SCORES])
 def test_nor_does_one_in_those_of_private_people(mistake: str, ledger: Ledger) -> None:
     told = Evaluation(data=people(80), subject="held out", epsilon=1.0, size=80)
     with pytest.raises(ValueError, match="cannot score synthetic rows"):

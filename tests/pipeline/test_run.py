@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from tacit import pipeline
+from tacit import pipeline, recipes
 from tacit.cli._main import run as command
 from tacit.data import ImageFiles, ImageShape
 from tacit.pipeline._data import Loaded
@@ -72,6 +72,15 @@ def test_the_page_shows_the_training_loss_from_released_gradients(
     page = (home / "out" / "report.html").read_text()
     assert ("The training loss has changed by" in page) is bool(steps)
     assert ("training loss, less that at the start" in page) is bool(steps)
+
+
+def test_the_training_loss_is_no_part_of_what_a_run_is(home: Path) -> None:
+    """A run that was begun before there was such a curve, or without it, is resumed with it."""
+    found = []
+    for more in ("", "track_loss = false\n", "track_loss = true\n"):
+        (home / "pipeline.toml").write_text(IMAGES + FINETUNE + more)
+        found.append(recipes.fingerprint(pipeline.read(home / "pipeline.toml")))
+    assert len(set(found)) == 1
 
 
 def test_a_training_loss_that_cannot_be_told_is_refused_with_the_recipe(

@@ -61,6 +61,7 @@ class Grouped(Groupable):
         largest = max(len(mine) for mine in self._members)
         self._shown = largest if at_most is None else min(at_most, largest)
         self._drawn = self._shown < largest
+        self.varies = at_most is not None or bool(getattr(whole, "varies", True))
 
     @property
     def unit_ids(self) -> list[int] | list[str] | None:

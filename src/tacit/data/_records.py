@@ -32,9 +32,10 @@ class Records(Protocol):
     Records of which blank rows would say little may have `synthetic()`: rows to try a model on. Records whose units
     have names of their own have `unit_ids` (an integer or string each). Records made of others say by `scored(units)`
     what is right or wrong about a unit: some units of the others. Records whose rows draw nothing from the global
-    generators of torch, numpy and Python, as transforms of other libraries do, may declare `draws = False`. Rows may
-    be asked for in several processes at a time, each with a copy of the records. Those of this package have
-    `group_by(ids, unit=...)`, the only way to units of another kind; `data.Grouped` does it for any records.
+    generators of torch, numpy and Python, as transforms of other libraries do, may declare `draws = False`, and those
+    that show a unit as the same rows in every step `varies = False`. Rows may be asked for in several processes at a
+    time, each with a copy of the records. Those of this package have `group_by(ids, unit=...)`, the only way to units
+    of another kind; `data.Grouped` does it for any records.
     """
 
     @property

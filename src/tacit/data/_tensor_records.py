@@ -108,6 +108,11 @@ class TensorRecords(Groupable):
         return self._shown * self._copies
 
     @property
+    def varies(self) -> bool:
+        """Whether a unit may be shown other rows from step to step: by what was asked for, not by its rows."""
+        return self._rows_each is not None or self._views is not None
+
+    @property
     def uniforms(self) -> int:
         drawn = self._shown if self._drawn else 0
         return drawn + (self.most_rows * self._views.uniforms if self._views is not None else 0)

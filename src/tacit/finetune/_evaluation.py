@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit._curator import Curator
+from tacit._guard_rails import GuardRailWarning
 from tacit.data import Records, Rows
 from tacit.distributed import Team
 from tacit.finetune._predictions import Predictions, kept, predictions, worths
@@ -129,7 +131,7 @@ class Evaluator:
         if self.evaluation.public:
             self.call_others()
             said = self._predictions(model)
-            return self._task.scores(said.probs, said.labels)
+            return _or_none(lambda: self._task.scores(said.probs, said.labels))
         if self.receipt is None or self._ledger is None:
             raise ReceiptError("An evaluation of private data is charged before it looks at them.")
         if self.receipt.used == self.receipt.releases:
@@ -142,7 +144,7 @@ class Evaluator:
         total = grid_sum(mean, low=0.0, high=1.0, grid=2.0**-10 if histogram is None else 2.0**-20, l2=limit)
         noisy = mechanisms.gaussian_query(total, self.receipt)
         if histogram is not None:
-            return self._task.scores_of(torch.as_tensor(noisy))  # type: ignore[attr-defined, no-any-return]
+            return _or_none(lambda: self._task.scores_of(torch.as_tensor(noisy)))  # type: ignore[attr-defined]
         return {"accuracy": 100 * float(noisy[0]) / float(self.evaluation.size or 1)}
 
     def rehearse(self, model: nn.Module, *, few: bool = True) -> dict[str, float]:
@@ -151,12 +153,12 @@ class Evaluator:
         Of a few units, unless these are too few for the task's scores.
 
         Raises:
-            ValueError: The model or the task raised.
+            ValueError: The model or the task raised, or scores are no numbers.
         """
         try:
             units = torch.arange(min(len(self._records), _FEW if few else len(self._records)))
             said = predictions(model, self._records, self._task, units, workers=self._workers, curator=self._curator)
-            return self._task.scores(said.probs, said.labels)
+            return _numbers(self._task.scores(said.probs, said.labels))
         except Exception as error:  # the data are public, and so is what an error says of them
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         if few and len(self._records) > _FEW:
@@ -224,6 +226,31 @@ def mean_by_unit(
     return total.div_(lines.clamp_min(1).view(-1, *[1] * (total.dim() - 1)))
 
 
+def _numbers(scores: Any) -> dict[str, float]:
+    """A task's scores as plain numbers, which a checkpoint can keep.
+
+    Raises:
+        TypeError: They are none.
+    """
+    if not isinstance(scores, Mapping):
+        raise TypeError(f"scores are a dictionary of names and numbers, not {type(scores).__name__}")
+    return {str(name): float(value) for name, value in scores.items()}
+
+
+def _or_none(scores: Callable[[], Any]) -> dict[str, float]:
+    """The scores of what is public or was released; none, with a warning, if the task fails on them.
+
+    The run is paid for by then, and an error would end it.
+    """
+    try:
+        return _numbers(scores())
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        text = f"The task could not score an evaluation, which has no scores now ({reason})."
+        warnings.warn(text, GuardRailWarning, stacklevel=2)
+        return {}
+
+
 def check_rows_alone(task: Task, labels: Tensor, *, confidence: bool = False) -> None:
     """Refuse a task that scores a row by looking at other rows: on synthetic rows, before anything is charged.
 
@@ -255,7 +282,7 @@ def check_rows_alone(task: Task, labels: Tensor, *, confidence: bool = False) ->
         together = all_of(slice(count))
         alone = torch.cat([all_of(slice(i, i + 1)) for i in range(count)])
         if histogram is not None:
-            task.scores_of(together[:, 1:].sum(0))  # type: ignore[attr-defined]
+            _numbers(task.scores_of(together[:, 1:].sum(0)))  # type: ignore[attr-defined]
     except Exception as error:  # nothing here is anybody's
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"The task cannot score synthetic rows ({type(error).__name__}: {reason}).") from None

@@ -26,7 +26,7 @@ from tacit.finetune._loop import Run
 from tacit.finetune._loss_curve import LossTracker, TrackLoss
 from tacit.finetune._optimizers import Optimizer, called
 from tacit.finetune._ranks import account_for, check_ranks
-from tacit.finetune._reading import draws, try_workers
+from tacit.finetune._reading import try_workers, varies
 from tacit.finetune._saving import Store
 from tacit.finetune._sources import agree, prepared, read_records, workers_of
 from tacit.finetune._standardise import RowNorm, Standardise
@@ -196,7 +196,10 @@ def fit(
         raise ValueError("Give epsilon=, what this run may spend, or receipt=, what paid for it.")
     ranks = team()
     if ranks is not None and (standardise is not None or workers):
-        raise ValueError("A run over several ranks takes no standardise= or workers=: leave them out.")
+        raise ValueError(
+            "A run over several ranks takes no standardise= or workers=, and needs optimizer=: leave the one out and "
+            "give the other."
+        )
     for value, what in ((every, "every"), (microbatch, "microbatch"), (size, "size")):
         if value is not None:
             check_count(value, what)
@@ -243,7 +246,7 @@ def fit(
     kind = next(model.parameters()).device.type
     settings = repr((optimizer, promise, scheme, task, features, seed, microbatch, evaluate, kind))
     settings += "" if rows is None else repr(rows)
-    settings += "" if tracked is None else repr(tracked)
+    settings += "" if tracked is None or tracked.patience is None else repr(tracked)
     settings += "" if last_blocks is None else f"last_blocks={last_blocks}"
     store = None if checkpoint is None or ledger is None else Store(checkpoint, ledger, private)
     if store is not None and " at 0x" in settings:
@@ -282,6 +285,10 @@ def fit(
                     warn_if_blind(scores, ready.held_out)
         if ranks is not None:
             check_ranks(ranks, ready.body, query, f"{settings} {receipt and receipt.id}", records)
+        trained = {name: p for name, p in ready.body.named_parameters() if p.requires_grad}
+        if tracked is not None:
+            tracked.check_run(trained, optimizer, rows_drawn=varies(ready.records))
+        optimizer.update.check(trained.values())
         others = [] if paid is None else [paid.event if rows is None else paid.mean_event]
         leads = ranks is None or ranks.leads
         account = account_for(ranks, optimizer, promise, ledger, subject, receipt=receipt, others=others, seed=seed)
@@ -298,8 +305,7 @@ def fit(
             evaluator = Evaluator(evaluate, ready.held_out, task, curator, workers)
         losses = None
         if tracked is not None:
-            drawn = bool(ready.records.uniforms) or draws(ready.records)
-            losses = LossTracker(tracked, trained, optimizer, size=promise.size, rows_drawn=drawn)
+            losses = LossTracker(tracked, trained, optimizer, size=promise.size, rows_drawn=varies(ready.records))
         kind_of_run = Run if ranks is None else partial(TeamRun, team=ranks)
         run = kind_of_run(
             model=ready.body,

@@ -309,7 +309,7 @@ class Run:
         self.query.load({k.removeprefix("asker."): v for k, v in tensors.items() if k.startswith("asker.")})
         if self.losses is not None:
             kept = {k.removeprefix("loss."): v for k, v in tensors.items() if k.startswith("loss.")}
-            self.losses.load(kept, facts["loss"])
+            self.losses.load(kept, facts.get("loss"), done=int(facts["step"]))
         self.history = [Score(step=step, scores=scores) for step, scores in facts["history"]]
         self.done = int(facts["step"])
         self._finished = bool(facts["finished"])

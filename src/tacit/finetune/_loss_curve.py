@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from tacit.gradients import Automatic, as_policy
 from tacit.privacy.events import check_count
 
 Weights = Mapping[str, Tensor]
+_BYTES = 4  # of a weight, at least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class LossChange:
 
     def rise_since(self, earlier: LossChange) -> float:
         """How far it is above an earlier one, in standard deviations of the noise that came between."""
-        rise, variance = self.change - earlier.change, self.noise**2 - earlier.noise**2
+        rise, variance = self.change - earlier.change, self.noise * self.noise - earlier.noise * earlier.noise
         return rise / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, rise) if rise else 0.0
 
 
@@ -46,9 +47,11 @@ class TrackLoss:
     """Estimate the training loss along the way, and stop where it rises if `patience` is given.
 
     Args:
-        patience: Stop when the estimate has not been lower for so many steps and the rise since then is beyond doubt.
-            What was not used is returned to the budget. None: never.
-        deviations: How many standard deviations of the noise are beyond doubt.
+        patience: Stop when the estimate has not been lower for so many steps and the rise since then is beyond doubt,
+            or the weights are not finite. What was not used is returned to the budget. None: never. For `DPGD`: where
+            batches or rows are drawn, the estimate rises by itself once a run has ended learning.
+        deviations: How many standard deviations of the noise are beyond doubt at one step; over s steps, the root of
+            its square and 2 ln s.
     """
 
     patience: int | None = None
@@ -76,16 +79,40 @@ class TrackLoss:
                 "out."
             )
 
+    def check_run(self, parameters: Mapping[str, Tensor], optimizer: Optimizer, *, rows_drawn: bool) -> None:
+        """Refuse weights or batches of which the estimate, or a stop by it, would be wrong; before the charge.
+
+        Args:
+            parameters: What is trained.
+            optimizer: Of the run.
+            rows_drawn: Whether the rows of a unit differ from step to step.
+
+        Raises:
+            ValueError: Weights that round steps away, or a stop with batches that are drawn.
+        """
+        if not self.fits(optimizer, parameters.values()):
+            raise ValueError("Weights of 16 bits round steps away: train in float32, or leave track_loss= out.")
+        drawn = rows_drawn or not isinstance(optimizer.sampler, Everyone)
+        if drawn and self.patience is not None:
+            raise ValueError(
+                "A run is stopped by its loss where everybody takes part in every step (DPGD) with all rows: leave "
+                "patience= out."
+            )
+
     @staticmethod
-    def fits(optimizer: Optimizer) -> bool:
+    def fits(optimizer: Optimizer, weights: Iterable[Tensor] = ()) -> bool:
         """Whether the loss can be estimated from what an optimizer releases.
 
         Args:
             optimizer: Of the run.
+            weights: What is trained.
 
         Returns:
-            True for clipped gradients with independent noise and plain steps along them.
+            True for clipped gradients with independent noise, plain steps along them and weights that do not round them
+            away.
         """
+        if any(value.element_size() < _BYTES for value in weights):
+            return False
         query = optimizer.query
         plain = isinstance(query, ClippedGradient | ScheduledClip) and not isinstance(as_policy(query.clip), Automatic)
         drawn = isinstance(optimizer.sampler, Everyone | Poisson | FixedSize)
@@ -104,7 +131,8 @@ class LossTracker:
     of r's own noise, instead of -lr |g|^2. With everybody in every step that is lr times the known variance of the
     noise too little on average, which is added back. Where batches are drawn, the draw has a variance that nobody
     released, so -lr r . r' stands there instead: on average it counts the curvature along the newest part of a step
-    twice, which raises the estimate of a convex loss and never lowers it.
+    twice, which raises the estimate of a convex loss and never lowers it. Which of the two is computed is declared by
+    the records (`varies`), and no matter of how many rows anybody has.
     """
 
     def __init__(
@@ -120,6 +148,7 @@ class LossTracker:
         self._how, self._parameters, self._optimizer = how, dict(parameters), optimizer
         self._expected = optimizer.sampler.expected(size)
         self._drawn = rows_drawn or not isinstance(optimizer.sampler, Everyone)
+        self._first = 0  # the step of the first estimate: of a resumed run that had none before
         self._weights: dict[str, Tensor] = {}  # before the last step
         self._gradient: dict[str, Tensor] = {}  # that was released for it
         self._last = _Release()
@@ -133,30 +162,30 @@ class LossTracker:
             bound: The L2 bound of what one unit adds to the sum.
             scale: The run's noise multiplier.
         """
-        number, steps = len(self.curve), self._optimizer.steps
+        number, steps = self._first + len(self.curve), self._optimizer.steps
         noise = self._optimizer.noise.multiplier(scale, number, steps) * bound / self._expected
         gradient = {name: gradient[name].detach().clone() for name in self._parameters}
         change, along = 0.0, 0.0
         if self._weights:
             lr = self._last.lr
-            step = {name: p.detach().double() - self._weights[name].double() for name, p in self._parameters.items()}
-            older = {name: value + lr * self._gradient[name].double() for name, value in step.items()}
+            step = {name: _exact(p) - _exact(self._weights[name]) for name, p in self._parameters.items()}
+            older = {name: value + lr * _exact(self._gradient[name]) for name, value in step.items()}
             own = _dot(self._gradient, gradient) if self._drawn else self._last.square
             before = _dot(self._gradient, older) - lr * own
             change = self.curve[-1].change + (before + _dot(gradient, step)) / 2
             self._settled += self._last.variance(_norm(older if self._drawn else step), drawn=self._drawn)
-            newest = {name: value - lr * self._gradient[name].double() for name, value in step.items()}
+            newest = {name: value - lr * _exact(self._gradient[name]) for name, value in step.items()}
             along = _norm(newest if self._drawn else step)
         numbers = sum(value.numel() for value in gradient.values())
         self._last = _Release(
             lr=self._optimizer.update.rate(number, steps),
             noise=noise,
             numbers=numbers,
-            square=_dot(gradient, gradient) - numbers * noise**2,
+            square=_dot(gradient, gradient) - numbers * noise * noise,
             along=along,
         )
         self.curve.append(
-            LossChange(step=number, change=change, noise=math.sqrt(self._settled + (noise * along / 2) ** 2))
+            LossChange(step=number, change=change, noise=math.sqrt(self._settled + _square(noise * along / 2)))
         )
         self._weights = {name: p.detach().clone() for name, p in self._parameters.items()}
         self._gradient = gradient
@@ -167,28 +196,43 @@ class LossTracker:
         if self._how.patience is None or not self.curve:
             return False
         least, last = min(self.curve, key=lambda at: at.change), self.curve[-1]
-        return last.step - least.step >= self._how.patience and last.rise_since(least) > self._how.deviations
+        if not math.isfinite(last.change):
+            return True
+        doubt = math.hypot(self._how.deviations, math.sqrt(2 * math.log(len(self.curve))))
+        return last.step - least.step >= self._how.patience and last.rise_since(least) > doubt
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What a checkpoint keeps: made of released values."""
         tensors = {f"weights.{name}": value for name, value in self._weights.items()}
         tensors |= {f"gradient.{name}": value for name, value in self._gradient.items()}
         facts = {
+            "first": self._first,
             "curve": [[at.change, at.noise] for at in self.curve],
             "last": asdict(self._last),
             "settled": self._settled,
         }
         return tensors, facts
 
-    def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
+    def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any] | None, *, done: int) -> None:
+        """Go on from a checkpoint; from one that has no estimates, begin with the change since then.
+
+        Args:
+            tensors: What `state` returned.
+            facts: The other half of it; None: nothing was estimated.
+            done: Steps done.
+        """
+        if facts is None:
+            self._first = done
+            return
 
         def kept(kind: str) -> dict[str, Tensor]:
             return {n.removeprefix(kind): v for n, v in tensors.items() if n.startswith(kind)}
 
         self._weights, self._gradient = kept("weights."), kept("gradient.")
+        self._first = int(facts.get("first", 0))
         self.curve = [
-            LossChange(step=step, change=change, noise=noise) for step, (change, noise) in enumerate(facts["curve"])
+            LossChange(step=step, change=change, noise=noise)
+            for step, (change, noise) in enumerate(facts["curve"], self._first)
         ]
         self._last, self._settled = _Release(**facts["last"]), float(facts["settled"])
 
@@ -205,14 +249,22 @@ class _Release:
 
     def variance(self, along: float, *, drawn: bool) -> float:
         """What its noise gives the estimate, at most; `along` multiplies it where it says something of its own step."""
-        linear = (self.noise * (self.along + along) / 2) ** 2
-        return linear if drawn else linear + self.numbers * (self.lr * self.noise**2 / 2) ** 2
+        linear = _square(self.noise * (self.along + along) / 2)
+        return linear if drawn else linear + self.numbers * _square(self.lr * self.noise * self.noise / 2)
+
+
+def _exact(value: Tensor) -> Tensor:
+    return value.detach().cpu().double()  # some devices have no float64
 
 
 def _dot(one: Weights, other: Weights) -> float:
-    flat = ((value.double().flatten(), other[name].to(value.device).double().flatten()) for name, value in one.items())
+    flat = ((_exact(value).flatten(), _exact(other[name]).flatten()) for name, value in one.items())
     return sum(float(torch.dot(*pair)) for pair in flat)
 
 
 def _norm(values: Weights) -> float:
     return math.sqrt(_dot(values, values))
+
+
+def _square(value: float) -> float:
+    return value * value  # infinite where ** would raise

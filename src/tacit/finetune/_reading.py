@@ -239,6 +239,15 @@ def draws(records: Records) -> bool:
     return bool(getattr(records, "draws", True))
 
 
+def varies(records: Records) -> bool:
+    """Whether a unit may be shown other rows from step to step, as its records declare.
+
+    By what the caller asked for (`rows_each`, `at_most`, `augment`, clips), never by how many rows somebody has: how
+    many `uniforms` there are depends on the largest unit. Records that do not say so by `varies = False` may.
+    """
+    return draws(records) or bool(getattr(records, "varies", True))
+
+
 def in_place(compute: Compute[T], rows: Rows, mute: Tensor | None, curator: Curator | None = None) -> T:
     """What is computed of all rows together; units that make it raise are blanked and muted in their place.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypedDict
@@ -67,6 +67,19 @@ class Update:
             raise ValueError("A free step goes along the momentum buffer: it needs sgd with momentum.")
         if self.schedule == "debiased" and (self.rule != "sgd" or self.warmup):
             raise ValueError("The schedule 'debiased' is for the momentum of sgd from its first step on: no warmup.")
+
+    def check(self, weights: Iterable[Tensor]) -> None:
+        """Refuse a learning rate that the type of the weights cannot hold, before anything is charged.
+
+        Args:
+            weights: What is trained.
+
+        Raises:
+            ValueError: The learning rate is larger.
+        """
+        most = min((torch.finfo(value.dtype).max for value in weights), default=math.inf)
+        if self.lr > most:
+            raise ValueError(f"lr is {self.lr:g}, more than the weights' type can hold ({most:g}).")
 
     @property
     def inertia(self) -> float:

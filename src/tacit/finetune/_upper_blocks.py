@@ -129,7 +129,7 @@ class CachedBlocks:
         self.unit, self.uniforms, self.most_rows = records.unit, records.uniforms, records.most_rows
         self.scored_by: Literal["row", "unit"] = records.scored_by
         self.sizes: Tensor | None = getattr(records, "sizes", None)
-        self.draws = self._named and records.draws
+        self.draws, self.varies = self._named and records.draws, records.varies
         self.synthetic = self._synthetic if hasattr(records, "synthetic") else None
 
     @property

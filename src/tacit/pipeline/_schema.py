@@ -141,7 +141,8 @@ class Finetune(Spending):
     augment: int | None = None
     microbatch: int | None = None
     every: int = 10  # a checkpoint each so many steps
-    track_loss: bool | None = None  # the training loss on the page, from released gradients; None: where it is possible
+    # The training loss on the page, from released gradients; None: where it is possible. It changes no release.
+    track_loss: bool | None = field(default=None, compare=False)
     evaluate: Data | None = None  # data to score the model on, exactly: public
     evaluate_public: bool = False
 

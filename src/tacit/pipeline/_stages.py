@@ -77,7 +77,9 @@ def run_pretrain(work: Work, settings: Pretrain) -> nn.Module:
 def run_finetune(work: Work, settings: Finetune) -> finetune.Fitted:
     """Private fine-tuning, resumed from its checkpoint: lost steps are replayed with the same noise."""
     part, rows, optimizer = work.parts["finetune"], work.loaded["data"], optimizer_of(settings)
-    tracked = finetune.TrackLoss.fits(optimizer) if settings.track_loss is None else settings.track_loss
+    tracked = settings.track_loss
+    if tracked is None:
+        tracked = finetune.TrackLoss.fits(optimizer, work.model.parameters())
     return finetune.fit(
         work.model,
         rows.records,
