@@ -1,9 +1,10 @@
 """Steps without a learning rate to choose: distance over gradients and HyFreeDP beside the default of `tune.suggest`.
 
-    python -m studies.linear_scaling.no_rate linear_scaling/linear-scaling-default.toml OUT [--seeds 20] [--steps 50]
+    python -m studies.linear_scaling.no_rate linear_scaling/linear-scaling-default.toml OUT
+        [--seeds 20] [--steps 50] [--epsilon 0.1 0.5 1 8]
 
-The recipe's tasks and delta: linear heads without bias on rows of norm 1, full batches, ε = 0.1, 0.5, 1 and 8. All but
-the default take `--steps` steps. Data are declared public.
+The recipe's tasks and delta: linear heads without bias on rows of norm 1, full batches. All but the default take
+`--steps` steps. Data are declared public.
 """
 
 from __future__ import annotations
@@ -87,11 +88,12 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--epsilon", type=float, nargs="*", default=BUDGETS)
     options = parser.parse_args()
     _, study = runner.read(options.recipe)
     print(f"| task | ε | {' | '.join(ARMS)} |\n|---|---:|{'---:|' * len(ARMS)}")
     for task in study.tasks.values():
-        for epsilon in BUDGETS:
+        for epsilon in options.epsilon:
             row = []
             for arm in ARMS:
                 same: dict[str, Any] = {"task": task, "arm": arm, "epsilon": epsilon}
