@@ -58,7 +58,7 @@ class StepEvent:
 
 @dataclass(frozen=True)
 class TrialEvent:
-    """A trial of a search of `tune`, or a final run that failed.
+    """A trial of a search of `tune`, or a final run that failed. A curator that raises on it is ignored.
 
     Args:
         trial: Its hyperparameters, budget and released score.
@@ -86,11 +86,11 @@ CuratorEvent = StepEvent | TrialEvent | ErrorEvent
 Curator = Callable[[Any], object]  # of a CuratorEvent, or of those that its stage sends; what it returns is ignored
 
 
-def report_error(curator: Curator | None, event: ErrorEvent) -> None:
-    """Give the curator an error about private rows.
+def report_error(curator: Curator | None, event: ErrorEvent | TrialEvent) -> None:
+    """Give the curator an error about private rows, or a trial that may have failed because of them.
 
-    Formal guarantee: whether this is called depends on rows, possibly after a charge, so a curator that raises (one
-    that expects steps only, say) is ignored: no row decides an error.
+    Formal guarantee: whether this is called, or with what, depends on rows, possibly after a charge, so a curator that
+    raises (one that expects steps only, say) is ignored: no row decides an error.
     """
     if curator is not None:
         with contextlib.suppress(Exception):

@@ -57,6 +57,25 @@ def works(hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> floa
     return 0.5
 
 
+@dataclass
+class Steady:
+    """Every run works and scores `level`; a default is known."""
+
+    size: int = 50_000
+    level: float = 0.7
+
+    def __call__(self, hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> float:
+        works(hyperparameters, mu, receipt)
+        return self.level
+
+    def default(self, mu: float) -> Any:
+        del mu
+        return Hyperparameters(lr=1.0, steps=3)
+
+    def score(self, model: float) -> Tensor:
+        return (torch.arange(self.size) < model * self.size).double()
+
+
 def idle(hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> float:
     """Uses nothing of what was paid."""
     del hyperparameters, mu, receipt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,37 @@ def test_what_cannot_be_is_refused() -> None:
         trainable().split(0.5)
     with pytest.raises(ValueError, match="below the number of blocks, 3"):
         trainable(last_blocks=3)
+    for wrong in (1.5, "1", True, 0):
+        with pytest.raises(ValueError, match="last_blocks is whole, at least 1"):
+            trainable(last_blocks=wrong)
+    with pytest.raises(ValueError, match="caches activations by itself"):
+        tune.Finetuning(vit(), finetune.cache_blocks(vit(), pictures(), last_blocks=1), size=ROWS, last_blocks=1)
+    with pytest.raises(ValueError, match="init is 'pretrained' or 'scratch'"):
+        trainable(init="scrach")
+    with pytest.raises(ValueError, match="cached of the pretrained model"):
+        trainable(init="scratch")
+
+
+def test_a_score_leaves_the_model_as_it_was() -> None:
+    model = vit().train()
+    model.head.requires_grad_(False)
+    parameters = [p.requires_grad for p in model.parameters()]
+    expected = trainable().score(model)
+    assert [p.requires_grad for p in model.parameters()] == parameters
+    assert all(module.training for module in model.modules())
+    torch.testing.assert_close(trainable().score(vit().requires_grad_(False)), expected)
+
+
+def test_activations_in_a_file_are_refused_to_processes_and_serve_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tacit.finetune._features.LARGE", 1000)  # in place of a gigabyte
+    ledger, mine = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}"), trainable()
+    search = partial(tune.random_search, mine, BOX, Budget(8.0, 1e-5), trials=2, ledger=ledger, subject="people")
+    with pytest.raises(ValueError, match="larger than a gigabyte"):
+        search(runner=tune.Processes(2))
+    assert ledger.get_subject("people") is None
+    assert not any(trial.failed for trial in search().trials)
 
 
 class Unsendable(nn.Linear):
@@ -111,11 +143,12 @@ class Unsendable(nn.Linear):
         self.own = lambda: None
 
 
-def test_a_model_that_no_process_can_hand_back_is_refused_before_a_charge(tmp_path: Path) -> None:
-    def odd(point: Hyperparameters, mu: float, receipt: Receipt) -> nn.Module:
-        works(point, mu, receipt)
-        return Unsendable()
+def odd(point: Hyperparameters, mu: float, receipt: Receipt) -> nn.Module:
+    works(point, mu, receipt)
+    return Unsendable()
 
+
+def test_a_model_that_no_process_can_hand_back_is_refused_before_a_charge(tmp_path: Path) -> None:
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
     options: dict[str, Any] = {"score": half, "size": 1000, "ledger": ledger, "subject": "people"}
     with pytest.raises(ValueError, match="way back from another process failed in a dry run"):

@@ -36,7 +36,7 @@ from tacit.finetune._standardise import RowNormalizer as RowNormalizer
 from tacit.finetune._tasks import Classes, Labels, Task
 from tacit.finetune._updates import Update
 from tacit.finetune._upper_blocks import CachedBlocks, cache_blocks
-from tacit.finetune._upper_blocks import upper_of as upper_of
+from tacit.finetune._upper_blocks import upper_part as upper_part
 
 __all__ = [
     "DPFTRL",

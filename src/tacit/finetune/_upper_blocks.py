@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -283,8 +284,8 @@ def cache_blocks(
 def first_block(model: nn.Module, last_blocks: int) -> int:
     """The number of the first of the last blocks."""
     there = len(blocks_of(model))
-    if not 1 <= last_blocks < there:
-        raise Refusal(f"last_blocks is at least 1 and below the number of blocks, {there}; got {last_blocks}.")
+    if not isinstance(last_blocks, Integral) or isinstance(last_blocks, bool) or not 1 <= last_blocks < there:
+        raise Refusal(f"last_blocks is whole, at least 1 and below the number of blocks, {there}; got {last_blocks!r}.")
     return there - last_blocks
 
 
@@ -310,13 +311,27 @@ def upper_of(
     """The trained part of a model, with all below it frozen, and the rows that it takes; a cache that fits is used."""
     if not isinstance(records, CachedBlocks):
         records = cache_blocks(model, records, last_blocks=last_blocks, curator=curator, **how)
+    freeze_below(model, first_block(model, last_blocks), _tried(model, records.records, curator))
+    return _upper(model, records, last_blocks, curator).eval(), records
+
+
+@contextmanager
+def upper_part(model: nn.Module, records: CachedBlocks, last_blocks: int) -> Iterator[UpperBlocks]:
+    """The same part of a model in evaluation mode, with nothing frozen; afterwards the model is as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield _upper(model.eval(), records, last_blocks, None).eval()
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@torch.no_grad()
+def _upper(model: nn.Module, records: CachedBlocks, last_blocks: int, curator: Curator | None) -> UpperBlocks:
     first = first_block(model, last_blocks)
-    tried = _tried(model, records.records, curator)
-    freeze_below(model, first, tried)
-    with torch.no_grad():
-        records.check(LowerBlocks(model, first)(tried), last_blocks)
+    records.check(LowerBlocks(model, first)(_tried(model, records.records, curator)), last_blocks)
     blank = None if _is_named(records.records) else to(_blank(records.records, curator), where_of(model))
-    return UpperBlocks(model, first, blank).eval(), records
+    return UpperBlocks(model, first, blank)
 
 
 def _check_cut(model: nn.Module, first: int, records: TensorRecords, curator: Curator | None) -> Tensor:

@@ -113,7 +113,10 @@ def random_search(
         score=session.score,
         size=session.size,
         curator=curator,
-        runner=session.runner,
+        others=points,
+        ledger=ledger,
+        runner=session.runner if several else None,
+        keep=True,
     )
     if several:
         mu, mu_score = equal.share(budget, trials, size=session.size, precision=precision, scores=scores)
@@ -227,7 +230,10 @@ def grid_search(
         score=session.score,
         size=session.size,
         curator=curator,
+        others=places,
+        ledger=ledger,
         runner=session.runner,
+        keep=True,
     )
     if each is None:
         mu, mu_score = equal.share(own, len(places), size=session.size, precision=precision, scores=scores)

@@ -17,12 +17,14 @@ from tacit.tune._plan import SHAVE
 from tacit.tune._rehearsal import rehearse
 from tacit.tune._runners import Runner, SerialRunner
 from tacit.tune._search import (
+    RunFailed,
     SearchSession,
     Tuned,
     check_affordable,
     needed,
     open_subject,
     unit_of,
+    without_model,
 )
 from tacit.tune._significance import DEVIATIONS, significant_difference
 from tacit.tune._space import Hyperparameters
@@ -95,7 +97,7 @@ def default_search(
         Refusal: The trainable or the score failed in a dry run; nothing was charged.
         ValueError: There is no default to start at, or batches are subsampled.
         BudgetExceeded: The subject cannot afford it; nothing was charged.
-        RunFailed: The final run failed; `curator` knows why.
+        RunFailed: The final run failed; its `result` has what was released until then, and `curator` knows why.
     """
     del context  # its arguments are here; see takes_context
     check_budget(budget)
@@ -118,61 +120,85 @@ def default_search(
         curator=curator,
         seed=seed,
     )
-
-    def start(mu: float) -> Hyperparameters:
-        found = default_of(trainable, mu, default)
-        if found is None:
-            raise ValueError("This trainable has no default of its own: give default=, or use linear_scaling.")
-        return found
-
     count, total = 1 + len(factors), budget.mu * SHAVE
     mu_trial = mu_of(share * budget.epsilon, budget.delta)
     mu_score = min(total * math.sqrt(scores / count), 1 / (precision * people))
-    left = total**2 - count * (mu_trial**2 + mu_score**2)
-    if left <= mu_trial**2:
+    price = mu_trial**2 + mu_score**2
+    if total**2 - count * price <= mu_trial**2:
         raise ValueError("The trials leave less for the final run than one of them has: give a smaller share.")
     noise = 1 / (mu_score * people)
     least = significant_difference(noise)
     searched = least <= _WORTH
-    mu_final = math.sqrt(left) * SHAVE if searched else total
-    begin = start(mu_trial if searched else mu_final)
-    if sampled_at(trainable, begin):
-        raise ValueError("This trainable subsamples its batches, which no single mu prices: use random_search.")
-    rehearse(trainable, begin, mu_final, neighbours, score=session.score, size=people, curator=curator)
+
+    def start(mu: float) -> Hyperparameters:
+        found = default_of(trainable, mu, default, curator)
+        if found is None:
+            raise ValueError("This trainable has no default of its own: give default=, or use linear_scaling.")
+        if sampled_at(trainable, found):
+            raise ValueError("This trainable subsamples its batches, which no single mu prices: use random_search.")
+        return found
+
+    # All that may be needed is asked of the trainable now: after a charge nothing that is wrong with it may come up.
+    mus = {paid: math.sqrt(total**2 - paid * price) * SHAVE for paid in ((1, count) if searched else (0,))}
+    finals = {paid: start(mu) for paid, mu in mus.items()}
+    points = [_moved(start(mu_trial), factor) for factor in (1.0, *factors)] if searched else [finals[0]]
+    guess = guess_of(trainable, score, curator)
+    rehearse(
+        trainable,
+        points[0],
+        max(mus.values()),
+        neighbours,
+        score=session.score,
+        size=people,
+        curator=curator,
+        others=[*points, *finals.values()],
+        ledger=ledger,
+        runner=session.runner if searched else None,
+    )
     open_subject(ledger, subject, budget, unit=unit, neighbours=neighbours)
     check_affordable(ledger, subject, total, budget.delta, "the whole budget")
     done: list[Trial] = []
-    factor = 1.0
+    failed: tuple[str, ...] = ()
+    factor, paid = 1.0, 0
     with shown(progress) as bar:
         session = replace(session, progress=bar)
         if searched:
-            points = [replace(begin, lr=begin.lr * times) for times in (1.0, *factors)]
+            paid = 1
             done = session.trials(points[:1], mu_trial, mu_score, name="the default", of=count + 1)
-            said = _drowned(done[0], noise, guess_of(trainable, score)) if done else None
+            said = _drowned(done[0], noise, guess) if done else None
             if said is None:
+                paid = count  # also where not all end: what is stopped may have been charged
                 done += session.trials(
                     points[1:], mu_trial, mu_score, name="around the default", before=1, of=count + 1
                 )
                 factor, said = _chosen(done, (1.0, *factors), noise)
-            mu_final = math.sqrt(total**2 - len(done) * (mu_trial**2 + mu_score**2)) * SHAVE
         else:
             said = (
                 f"A score would have noise of {noise:.4f}, so that differences below {least:.2f} tell "
                 "nothing: no trial was run, and the default has the whole budget."
             )
-        final = start(mu_final)
-        final = replace(final, lr=final.lr * factor)
+        final, mu_final = _moved(finals[paid], factor), mus[paid]
         session.report_progress("final run", len(done), len(done) + 1)
-        model = session.train(final, mu_final)
+        try:
+            model = session.train(final, mu_final)
+        except RunFailed:  # what the trials found was paid for, too
+            model, failed = None, ("The final run failed: there is no model.",)
         session.report_progress("final run", len(done) + 1, len(done) + 1)
-    return Tuned(
+    result = Tuned(
         model=model,
         hyperparameters=final,
         trials=tuple(done),
         guarantee=ledger.spent(subject),
-        decisions=(said,),
+        decisions=(said, *failed),
         final_run_guarantee=session.alone(mu_final, unit),
     )
+    if failed:
+        raise without_model("The final run failed.", result)
+    return result
+
+
+def _moved(point: Hyperparameters, factor: float) -> Hyperparameters:
+    return replace(point, lr=point.lr * factor)
 
 
 def _drowned(trial: Trial, noise: float, guess: float | None) -> str | None:
@@ -191,12 +217,13 @@ def _drowned(trial: Trial, noise: float, guess: float | None) -> str | None:
 
 def _chosen(done: Sequence[Trial], factors: Sequence[float], noise: float) -> tuple[float, str]:
     """The factor of the trial that is better than the default's beyond noise; 1 if there is none."""
-    if len(done) < len(factors) or done[0].score is None:
+    first = done[0].score if done else None
+    if first is None:
         return 1.0, "The trial at the default failed: the default is used."
-    first = done[0].score
-    gains = {
-        factor: trial.score - first for factor, trial in zip(factors, done, strict=True) if trial.score is not None
-    }
+    gains = {factor: one.score - first for factor, one in zip(factors, done, strict=False) if one.score is not None}
+    del gains[1.0]
+    if not gains:
+        return 1.0, "No other trial than the default's has a score: the default is used."
     factor = max(gains, key=lambda one: gains[one])
     if gains[factor] < significant_difference(noise):
         return 1.0, (

@@ -16,6 +16,7 @@ from tacit.data import Records, TensorRecords, unit_ids_of
 from tacit.finetune import (
     DPGD,
     Backbone,
+    CachedBlocks,
     Classes,
     Optimizer,
     RowNorm,
@@ -36,7 +37,7 @@ from tacit.finetune import (
     prepared,
     read_records,
     right_by_unit,
-    upper_of,
+    upper_part,
 )
 from tacit.models import head_of
 from tacit.privacy import Budget, Ledger, Neighbours, Receipt, Unit, epsilon_of
@@ -144,6 +145,10 @@ class Finetuning:
         if unknown := set(options) - _OPTIONS:
             known = ", ".join(sorted(_OPTIONS))
             raise ValueError(f"A trial cannot be given {min(unknown)!r}; what there is beside the rest: {known}.")
+        if (init := options.get("init", "pretrained")) not in ("pretrained", "scratch"):
+            raise ValueError(f"init is 'pretrained' or 'scratch'; got {init!r}.")
+        if last_blocks is not None and init != "pretrained":
+            raise ValueError("Activations are cached of the pretrained model: leave init= or last_blocks= out.")
         shown = {name: options.pop(name, None) for name in ("rows_each", "augment")}  # of the records, not of a run
         self._records = read_records(data, named, unit_ids=unit_ids, model=model, **shown)
         self.unit = agree(self._records, named)
@@ -151,6 +156,8 @@ class Finetuning:
         check_rows_alone(self._task, self._records.labels(), confidence=measure == "loss")
         self._how: dict[str, Any] = options | {"scheme": scheme, "head": head, "bias": bias}
         check_count(size, "size")
+        if isinstance(self._records, CachedBlocks):
+            raise ValueError("tune.Finetuning caches activations by itself: give it the data, with last_blocks=.")
         like = dry_run(self._with_head(), self._records)
         self._last_blocks = last_blocks
         if last_blocks is not None:
@@ -245,11 +252,12 @@ class Finetuning:
 
     def score(self, model: nn.Module) -> Tensor:
         """How right a trained model is about each unit. Private: it leaves with noise or not at all."""
-        if self._features is None:
-            body = model if self._last_blocks is None else self._upper(model)
-            return right_by_unit(body, self._records, self._task, confidence=self.measure == "loss", like=self._like)
-        probe = nn.Sequential(nn.Identity(), head_of(model)[1])
-        return right_by_unit(probe, self._features, self._task, confidence=self.measure == "loss", like=self._like)
+        if self._features is not None:
+            return self._right(nn.Sequential(nn.Identity(), head_of(model)[1]), self._features)
+        if not isinstance(self._records, CachedBlocks):
+            return self._right(model, self._records)
+        with upper_part(model, self._records, self._records.last_blocks) as body:
+            return self._right(body, self._records)
 
     def split(self, rate: float, *, seed: int | None = None) -> tuple[Finetuning, Finetuning]:
         """Two trainables of different people: every unit is in the first with probability `rate`, by a coin of its own.
@@ -321,10 +329,8 @@ class Finetuning:
             return None
         return records.with_inputs(extract(Backbone(model), records))
 
-    def _upper(self, model: nn.Module) -> nn.Module:
-        """A trained model from its first trained block on, which takes cached activations."""
-        assert self._last_blocks is not None
-        return upper_of(model, self._records, last_blocks=self._last_blocks)[0]
+    def _right(self, model: nn.Module, records: Records) -> Tensor:
+        return right_by_unit(model, records, self._task, confidence=self.measure == "loss", like=self._like)
 
     def _with_head(self) -> nn.Module:
         how = {name: self._how[name] for name in ("scheme", "head", "bias")}

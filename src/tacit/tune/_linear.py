@@ -19,7 +19,7 @@ from tacit.tune import _budget_split as equal
 from tacit.tune._line import Axis, Line, fit_line
 from tacit.tune._plan import SHAVE, Plan
 from tacit.tune._plan import plan as make_plan
-from tacit.tune._rehearsal import lowest, rehearse
+from tacit.tune._rehearsal import ends, lowest, rehearse
 from tacit.tune._runners import Runner, SerialRunner
 from tacit.tune._sampled import fixed_steps, is_sampled, plan_sampled
 from tacit.tune._search import (
@@ -151,13 +151,29 @@ def linear_scaling(
         raise ValueError("Give size=, the public number of units that scores are divided by.")
     evaluator = needed(score_of(trainable, score), "score")
     check_space(trainable, space)
-    rehearse(trainable, lowest(space), made.mu_final, neighbours, score=evaluator, size=people, curator=curator)
+    rehearse(
+        trainable,
+        lowest(space),
+        made.mu_final,
+        neighbours,
+        score=evaluator,
+        size=people,
+        curator=curator,
+        others=ends(space),
+        ledger=ledger,
+        runner=runner,
+    )
     chance = chance_of(draw_seed)
     whole, last, fixed = space, None, None
+    left = [made.left_after(number) for number in range(1, len(made.sweeps) + 1)]
     if is_sampled(trainable, space):  # then nothing follows anything: a plan is made before the first score
         fixed = [_points(space, (0.0, 1.0), made.trials, draw, way, chance) for _ in made.sweeps]
         space = fixed_steps(space)
-        made, last = plan_sampled(trainable, made, fixed, space, ledger, subject)
+        made, planned = plan_sampled(trainable, made, fixed, space)
+        last, left = planned[-1], [made.mu_final] * len(left)
+    known = [default_of(trainable, mu, default, curator) for mu in left]  # after each sweep, before any is paid for
+    if fixed:
+        ledger.subject(subject, budget, unit=unit, neighbours=neighbours, plan=planned)
     else:
         open_subject(ledger, subject, budget, unit=unit, neighbours=neighbours)
         check_affordable(ledger, subject, made.mu, budget.delta, f"{made.runs} runs and their scores")
@@ -180,8 +196,8 @@ def linear_scaling(
         notes: list[str] = []
         mu_final, point = made.mu_final, None
         for number, mu in enumerate(made.sweeps, 1):
-            ends = _where(done, mu, made, whole, draw)
-            points = fixed[number - 1] if fixed else _points(whole, ends, made.trials, draw, way, chance)
+            where = _where(done, mu, made, whole, draw)
+            points = fixed[number - 1] if fixed else _points(whole, where, made.trials, draw, way, chance)
             sweep = session.trials(points, mu, made.mu_score, name=f"sweep {number}", before=len(done), of=made.runs)
             done += sweep
             if all(trial.failed for trial in sweep):
@@ -198,10 +214,8 @@ def linear_scaling(
             if (said := blind(sweep, f"sweep {number}")) is None:
                 continue
             notes.append(said)
-            rest = made.left_after(number) if last is None else mu_final
-            known = default_of(trainable, rest, default)
-            if known is not None:
-                mu_final, point = rest, space.nearest(known)
+            if (start := known[number - 1]) is not None:
+                mu_final, point = left[number - 1], space.nearest(start)
                 notes.append(f"So the default is used, and no other trial is run: {point}.")
                 break
         line = fit_line(

@@ -12,7 +12,7 @@ from tacit.privacy.events import check_count
 from tacit.progress import shown
 from tacit.recipes import Progress
 from tacit.tune import _budget_split as equal
-from tacit.tune._rehearsal import lowest, rehearse
+from tacit.tune._rehearsal import ends, lowest, rehearse
 from tacit.tune._runners import Runner, SerialRunner
 from tacit.tune._sampled import is_sampled
 from tacit.tune._search import ENOUGH, SearchSession, Tuned, needed, open_subject, unit_of
@@ -132,7 +132,10 @@ def optuna_search(
         score=session.score,
         size=session.size,
         curator=curator,
+        others=ends(space),
+        ledger=ledger,
         runner=session.runner,
+        keep=True,
     )
     mu, mu_score = equal.share(budget, of or trials, size=session.size, precision=precision, scores=scores)
     open_subject(ledger, subject, budget, unit=unit, neighbours=neighbours)

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 import torch
 from torch.distributed import TCPStore, init_process_group  # type: ignore[attr-defined]
 
+from tacit._curator import Curator
 from tacit.distributed import Team
 from tacit.privacy import Ledger, ReceiptError
 from tacit.tune._runners import REFUSALS, Done, check_shared
@@ -55,8 +56,13 @@ class RayRunner:
         if self.workers < 1 or self.threads < 1 or self.ranks < 1:
             raise ValueError("There is at least one worker, with at least one thread and one rank.")
 
+    def check(self, sent: object, ledger: Ledger, curator: Curator | None = None) -> None:
+        """Refuse what no task can be sent (see `check_shared`), and a program without Ray."""
+        check_shared(sent, ledger, curator)
+        _ray()
+
     def __call__(self, jobs: Sequence[Job], ledger: Ledger) -> Done:
-        check_shared(jobs, ledger)
+        del ledger  # each opens it by its address
         ray = _ray()
         started = not ray.is_initialized()
         if started:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from tacit._curator import Curator, ErrorEvent, report_error
 from tacit._refusals import ENDING, Refusal
 from tacit.distributed import team
-from tacit.privacy import Neighbours, events, rehearsal, sampling
-from tacit.tune._runners import Runner, SerialRunner
+from tacit.privacy import Ledger, Neighbours, events, rehearsal, sampling
+from tacit.privacy.events import gaussian_noise
+from tacit.tune._runners import Runner, SendingRunner
 from tacit.tune._search import unit_of
 from tacit.tune._space import Hyperparameters, Space
-from tacit.tune._trainable import Sampled, Score, Trainable
+from tacit.tune._trainable import Sampled, Score, Trainable, sampled_at
 from tacit.tune._trials import event_of, released, trained
 
 _FAILED = (
@@ -23,11 +25,17 @@ _FAILED = (
 
 
 _STEPS = 20  # at most: a dry run need not be long
+_ROUNDING = 1 + 1e-9
+
+
+def ends(space: Space) -> list[Hyperparameters]:
+    """The points of a box with the fewest and the most steps."""
+    return [space.decompose(end) for end in space.ends]
 
 
 def lowest(space: Space) -> Hyperparameters:
     """The point of a box with the fewest steps."""
-    return space.decompose(space.ends[0])
+    return ends(space)[0]
 
 
 def rehearse(
@@ -39,7 +47,10 @@ def rehearse(
     score: Score | None = None,
     size: int = 1,
     curator: Curator | None = None,
+    others: Sequence[Hyperparameters] = (),
+    ledger: Ledger | None = None,
     runner: Runner | None = None,
+    keep: bool = False,
 ) -> None:
     """Call the trainable and the score once, as a trial does, on receipts whose releases are noise alone.
 
@@ -56,11 +67,14 @@ def rehearse(
         score: As in the search; None: nothing is scored.
         size: The public number of units.
         curator: Receives what went wrong.
-        runner: Whose trials hand back their models; None: models stay where they are made.
+        others: Further points of the search: they are not run, but priced.
+        ledger: What trials in other processes would charge.
+        runner: Where trials run; None: here.
+        keep: Whether trials hand back their models.
 
     Raises:
-        Refusal: One of them raised, the model cannot be handed back from another process, or several ranks search at
-            once: each would charge.
+        Refusal: One of them raised; a run would cost more than it may; something cannot be sent to another process or
+            back; or several ranks search at once: each would charge.
         ReceiptError: The trainable returned without a release, or asked for another than it says.
     """
     if team() is not None:
@@ -69,6 +83,10 @@ def rehearse(
             "with runner=tune.RayRunner(ranks=…). Nothing was charged."
         )
     relation, unit = Neighbours(neighbours), unit_of(trainable, None)
+    sending = runner if isinstance(runner, SendingRunner) else None
+    if sending is not None and ledger is not None:
+        sending.check((trainable, score), ledger, curator)
+    check_price(trainable, (point, *others), mu, relation)
     point = replace(point, steps=min(point.steps, _STEPS))
     sampled = isinstance(trainable, Sampled) and trainable.sampled(point)
     event = trainable.event_with(point, 1.0) if isinstance(trainable, Sampled) and sampled else None
@@ -76,7 +94,7 @@ def rehearse(
     with sampling.restored_generators():  # not secret: what comes of them is thrown away
         model, wrong = trained(trainable, point, mu, rehearsal(event, unit=unit, neighbours=relation))
         what = "trainable" if wrong else ""
-        if not wrong and not isinstance(runner, SerialRunner | None):
+        if not wrong and sending is not None and keep:
             what, wrong = "model's way back from another process", _unsendable(model)
         if not wrong and score is not None:
             paid = rehearsal(events.gaussian(1.0), unit=unit, neighbours=relation)
@@ -92,12 +110,34 @@ def rehearse(
         raise Refusal(sentence)
 
 
+def check_price(trainable: Trainable, points: Sequence[Hyperparameters], mu: float, neighbours: Neighbours) -> None:
+    """Refuse a trainable of which a run costs more than it may: the last one could not be paid for.
+
+    Args:
+        trainable: What will be tuned.
+        points: Where.
+        mu: What a run may cost.
+        neighbours: The neighbouring relation.
+
+    Raises:
+        Refusal: At one of the points the Gaussian releases of `event` are worth more.
+    """
+    for point in points:
+        noise = None if sampled_at(trainable, point) else gaussian_noise(event_of(trainable, point, mu, neighbours))
+        if noise is not None and neighbours.factor > mu * noise * _ROUNDING:
+            raise Refusal(
+                f"A run of mu {mu:.4g} at {point} would cost more than that by the trainable's `event`. Of `steps` "
+                f"sums over everybody each needs the noise multiplier {neighbours.factor:g} * sqrt(steps) / mu. "
+                "Nothing was charged."
+            )
+
+
 def _unsendable(model: Any) -> str:
-    """Why a model cannot be sent to another process; empty if it can."""
+    """Why a model cannot be sent from another process; empty if it can."""
     try:
-        pickle.dumps(model)
+        pickle.loads(pickle.dumps(model))
     except ENDING:
         raise
-    except BaseException as error:  # whatever a class of its own does when it is pickled
+    except BaseException as error:  # whatever a class of its own does when it is pickled or read
         return f"{type(error).__name__}: {error}"
     return ""

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tacit._context import IN_CONTEXT, PrivacyContext, takes_context
-from tacit._curator import Curator, TrialEvent
+from tacit._curator import Curator, TrialEvent, report_error
 from tacit._refusals import ENDING
 from tacit.privacy import Budget, Ledger, Neighbours, Unit, selection
 from tacit.privacy.events import DpEvent, gaussian_noise
 from tacit.tune._quiet import quiet
-from tacit.tune._rehearsal import lowest, rehearse
+from tacit.tune._rehearsal import ends, lowest, rehearse
 from tacit.tune._repeat_plan import Repeats, plan_repeats
 from tacit.tune._search import Tuned, check_score, needed, unit_of, without_model
 from tacit.tune._space import Hyperparameters, Space
@@ -155,7 +155,16 @@ def carried_out(
     check_score(evaluator, unit)
     with quiet():
         check_space(trainable, space)
-        rehearse(trainable, lowest(space), plan.mu, neighbours, score=evaluator, size=people, curator=curator)
+        rehearse(
+            trainable,
+            lowest(space),
+            plan.mu,
+            neighbours,
+            score=evaluator,
+            size=people,
+            curator=curator,
+            others=ends(space),
+        )
     ledger.open_subject(subject, budget, unit=unit, neighbours=neighbours, plan=[plan.event])
     receipt = ledger.charge(subject, plan.event, stage="tune", note=note, seed=seed)
 
@@ -175,8 +184,8 @@ def carried_out(
                     raise
                 except BaseException as error:  # whatever a score can do with rows
                     wrong = f"{type(error).__name__}: {error}"
-        if curator is not None:
-            curator(TrialEvent(Trial(hyperparameters=point, mu=plan.mu, score=None if wrong else found), wrong))
+        score_of_trial = None if wrong else found
+        report_error(curator, TrialEvent(Trial(hyperparameters=point, mu=plan.mu, score=score_of_trial), wrong))
         return found, (model, point)
 
     try:

@@ -6,19 +6,32 @@ no score and stays charged; the others go on.
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Protocol
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
+from tacit._curator import Curator
+from tacit._refusals import ENDING, Refusal, attempt, text_of
 from tacit.privacy import BudgetExceeded, Ledger, LedgerError, ReceiptError
 from tacit.tune._trials import Job, Trial
 
+_UNSENDABLE = (
+    "This trainable or its score cannot be sent to another process: use functions of a module (no lambda), or run the "
+    "trials here (without runner=). Nothing was charged. Details may reveal rows: see curator=."
+)
+_MAPPED = (
+    "The activations or features of this trainable are larger than a gigabyte and lie in a file that no other process "
+    "can open: run the trials here (without runner=). Nothing was charged."
+)
 REFUSALS = (LedgerError, BudgetExceeded, ReceiptError)  # of the ledger and its receipts: they say nothing of any row
 
 Done = Iterator[tuple[int, Trial, str]]  # which job, what came out, and what went wrong (for the curator)
@@ -55,8 +68,12 @@ class Processes:
         if self.workers < 1 or self.threads < 1:
             raise ValueError("There is at least one worker, with at least one thread.")
 
+    def check(self, sent: object, ledger: Ledger, curator: Curator | None = None) -> None:
+        """Refuse what no other process can be sent; see `check_shared`."""
+        check_shared(sent, ledger, curator, files=False)
+
     def __call__(self, jobs: Sequence[Job], ledger: Ledger) -> Done:
-        check_shared(jobs, ledger)
+        del ledger  # each opens it by its address
         context = multiprocessing.get_context("spawn")
         waiting, running = list(enumerate(jobs)), dict[Any, tuple[int, Job, BaseProcess]]()
         try:
@@ -64,49 +81,109 @@ class Processes:
                 while waiting and len(running) < self.workers:
                     number, job = waiting.pop(0)
                     ours, theirs = context.Pipe(duplex=False)
-                    process: BaseProcess = context.Process(target=_work, args=(theirs, job, self.threads), daemon=True)
-                    process.start()
-                    theirs.close()
+                    given = theirs, _Sealed(job), self.threads
+                    process: BaseProcess = context.Process(target=_work, args=given, daemon=True)
+                    try:
+                        process.start()
+                    except Exception as error:  # whatever a trainable does when it is sent for another time
+                        yield number, _lost(job), text_of(error)
+                        continue
+                    finally:
+                        theirs.close()
                     running[ours] = (number, job, process)
-                for pipe in wait(list(running)):
+                for pipe in wait(list(running)) if running else ():  # of nothing it waits forever
                     number, job, process = running.pop(pipe)
-                    yield number, *_received(pipe, job)
+                    found = _received(pipe, job)
                     process.join()
+                    yield number, *found
         finally:
             for _, _, process in running.values():
                 process.kill()
+                process.join()  # then it charges no more
 
 
-def check_shared(jobs: Sequence[Job], ledger: Ledger) -> None:
-    """Refuse, before anything is charged, what other processes cannot take part in."""
+@runtime_checkable
+class SendingRunner(Runner, Protocol):
+    """A runner whose trials run in other processes."""
+
+    def check(self, sent: object, ledger: Ledger, curator: Curator | None = None) -> None: ...
+
+
+def check_shared(sent: object, ledger: Ledger, curator: Curator | None = None, *, files: bool = True) -> None:
+    """Refuse, before anything is charged, what other processes cannot take part in.
+
+    Args:
+        sent: What each of them is given.
+        ledger: What they charge.
+        curator: Receives the reason why something cannot be pickled.
+        files: Whether numbers that are mapped from a file can be sent.
+
+    Raises:
+        Refusal: The ledger is in memory, or something cannot be sent.
+    """
     if not ledger.durable:
-        raise ValueError("Trials in other processes charge the same ledger: give it a file or a server, not memory.")
-    try:
-        pickle.dumps(jobs[0] if jobs else None)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        raise ValueError(
-            "This trainable or its score cannot be sent to another process: use functions of a module (no lambda), or "
-            "run the trials here."
-        ) from None
+        raise Refusal("Trials in other processes charge the same ledger: give it a file or a server, not memory.")
+    attempt(_Trying(files).dump, sent, sentence=_UNSENDABLE, curator=curator)
 
 
-def _work(pipe: Connection[Any, Any], job: Job, threads: int) -> None:
-    torch.set_num_threads(threads)
-    found: tuple[Trial, str] | Exception
+class _Trying(pickle.Pickler):
+    """Finds out whether something can be pickled, without a copy of its numbers."""
+
+    def __init__(self, files: bool) -> None:
+        super().__init__(io.BytesIO())
+        self._files = files
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not Tensor or value.device.type != "cpu" or value.layout is not torch.strided:
+            return NotImplemented
+        if not self._files and value.untyped_storage().filename is not None:
+            raise Refusal(_MAPPED)
+        return Tensor, ()
+
+
+class _Sealed:
+    """A job on its way to a process, as bytes: that process opens it where it can report what goes wrong."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def __reduce__(self) -> tuple[type[bytes], tuple[bytes]]:
+        return bytes, (bytes(ForkingPickler.dumps(self.job)),)  # numbers go by shared memory
+
+
+def _work(pipe: Connection[Any, Any], sealed: bytes, threads: int) -> None:
+    """Run a job. Whatever is raised goes back as text for the curator: multiprocessing would print it."""
     try:
-        found = job.run()
-    except REFUSALS as error:
-        found = error
-    pipe.send_bytes(pickle.dumps(found))  # `send` would hand tensors over in memory that goes when this process ends
+        torch.set_num_threads(threads)
+        found = pickle.dumps(_outcome(pickle.loads(sealed)))  # bytes: memory that is shared goes with this process
+    except BaseException as error:
+        found = pickle.dumps(text_of(error))
+    pipe.send_bytes(found)
     pipe.close()
 
 
-def _received(pipe: Any, job: Job) -> tuple[Trial, str]:
+def _outcome(job: Job) -> tuple[Trial, str] | Exception:
     try:
-        found: tuple[Trial, str] | Exception = pickle.loads(pipe.recv_bytes())
+        return job.run()
+    except REFUSALS as error:
+        return error
+
+
+def _received(pipe: Any, job: Job) -> tuple[Trial, str]:
+    """What a process says of its job; a trial whose result cannot be read is lost, and the curator knows why."""
+    found: tuple[Trial, str] | Exception | str
+    try:
+        found = pickle.loads(pipe.recv_bytes())
     except (EOFError, OSError):
-        lost = Trial(hyperparameters=job.hyperparameters, mu=job.mu, score=None)
-        return lost, "the process ended without a word"
+        found = "the process ended without a word"
+    except ENDING:
+        raise
+    except BaseException as error:  # whatever a model's class does when it is read
+        found = text_of(error)
     if isinstance(found, Exception):
         raise found
-    return found
+    return (_lost(job), found) if isinstance(found, str) else found
+
+
+def _lost(job: Job) -> Trial:
+    return Trial(hyperparameters=job.hyperparameters, mu=job.mu, score=None)

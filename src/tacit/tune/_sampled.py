@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
-from tacit.privacy import Ledger, accounting, events, mu_of
+from tacit.privacy import accounting, events, mu_of
 from tacit.privacy.events import DpEvent
 from tacit.tune._plan import Plan
 from tacit.tune._space import Hyperparameters, Space
@@ -38,10 +38,8 @@ def plan_sampled(
     plan: Plan,
     sweeps: Sequence[Sequence[Hyperparameters]],
     final: Space,
-    ledger: Ledger,
-    subject: str,
-) -> tuple[Plan, DpEvent]:
-    """Declare every event of the search to the ledger; returns the plan as it is by PLD, and the final run's event.
+) -> tuple[Plan, list[DpEvent]]:
+    """The plan as it is by PLD, and every event of the search, to be declared to the ledger; the last is the final run.
 
     A trial is as private as a Gaussian release of its mu, at the budget's delta. The final run gets the least noise at
     which everything together meets the budget.
@@ -62,5 +60,4 @@ def plan_sampled(
     last = trainable.event_with(point, noise)
     whole = accounting.guarantee(everything(noise), delta=budget.delta, neighbours=relation, unit=plan.unit)
     alone = accounting.guarantee(last, delta=budget.delta, neighbours=relation)
-    ledger.subject(subject, budget, unit=plan.unit, neighbours=relation, plan=[*runs, *scores, last])
-    return replace(plan, mu_final=mu_of(alone.epsilon, budget.delta), composed=whole), last
+    return replace(plan, mu_final=mu_of(alone.epsilon, budget.delta), composed=whole), [*runs, *scores, last]

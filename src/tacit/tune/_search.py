@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from tacit._curator import Curator, TrialEvent
+from tacit._curator import Curator, TrialEvent, report_error
 from tacit._guard_rails import warn_of_delta
 from tacit.privacy import Budget, BudgetExceeded, Guarantee, Ledger, Mode, Neighbours, Unit, epsilon_of
 from tacit.privacy.events import DpEvent
@@ -113,8 +113,7 @@ class SearchSession:
         for number, trial, wrong in self.runner(jobs, self.ledger):
             found[number] = trial
             found = _without_losing_models(found) if keep else found
-            if self.curator is not None:
-                self.curator(TrialEvent(trial, wrong))
+            report_error(self.curator, TrialEvent(trial, wrong))
             self.report_progress(name, before + len(found), of or len(jobs))
             if len(found) == ENOUGH and all(trial.failed for trial in found.values()):
                 break  # what is not charged yet is kept
@@ -127,8 +126,8 @@ class SearchSession:
         model, said = trained(self.trainable, point, mu, receipt)
         if not said:
             return model
-        if self.curator is not None:
-            self.curator(TrialEvent(Trial(hyperparameters=point, mu=mu, score=None, receipt=receipt.id), said))
+        failed = Trial(hyperparameters=point, mu=mu, score=None, receipt=receipt.id)
+        report_error(self.curator, TrialEvent(failed, said))
         raise RunFailed(
             f"The run on {receipt} failed, and stays charged. What went wrong may reveal rows: see curator=."
         )

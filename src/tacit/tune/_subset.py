@@ -11,7 +11,7 @@ from tacit._curator import Curator
 from tacit.privacy import Budget, Guarantee, Ledger, Neighbours, Unit
 from tacit.tune._budget_split import check_budget
 from tacit.tune._plan import SHAVE
-from tacit.tune._rehearsal import lowest, rehearse
+from tacit.tune._rehearsal import ends, lowest, rehearse
 from tacit.tune._repeat import repeat_and_select
 from tacit.tune._search import RunFailed, SearchSession, Tuned, needed, unit_of
 from tacit.tune._space import Hyperparameters, Space
@@ -83,6 +83,8 @@ def subset_search(
     """
     del context  # its arguments are here; see takes_context
     check_budget(budget)
+    if scale not in ("size", "keep"):
+        raise ValueError(f"scale is 'size' or 'keep'; got {scale!r}.")
     relation = Neighbours(neighbours)
     few, rest = parts or _parts(trainable, rate, seed)
     sizes = {name: needed(size_of(one, None), "size") for name, one in (("few", few), ("rest", rest))}
@@ -95,9 +97,10 @@ def subset_search(
     names = [f"{subject}, to tune on", f"{subject}, the rest"]
     if taken := [name for name in names if ledger.get_subject(name) is not None]:
         raise ValueError(f"There is a subject {min(taken)!r} already, of other coins: choose a new name.")
-    event_of(rest, space.decompose(space.at(0.5)), budget.mu, relation)  # refuses what it cannot price, before paying
+    middle = space.decompose(space.at(0.5))
+    event_of(rest, middle, budget.mu, relation)  # refuses what it cannot price, before paying
     check_space(rest, space)
-    rehearse(rest, lowest(space), budget.mu, relation, curator=curator)
+    rehearse(rest, lowest(space), budget.mu, relation, curator=curator, others=[middle, *ends(space)])
     paying: dict[str, Any] = {"ledger": ledger, "subject": names[0], "unit": unit, "neighbours": relation, "seed": seed}
     try:
         found = search(few, space, budget, **paying, **({} if curator is None else {"curator": curator}), **options)

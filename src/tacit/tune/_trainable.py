@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from tacit._curator import Curator
+from tacit._refusals import Refusal, attempt
 from tacit.privacy import Neighbours, Receipt
 from tacit.privacy.events import DpEvent
 from tacit.tune._space import Hyperparameters, Space
+
+_FAILED = (
+    "The trainable's `{}` failed. Nothing was charged. What went wrong may reveal rows: see curator= (curator=print, "
+    "beside the data)."
+)
 
 Score = Callable[[Any], Tensor]  # of a model: one number in [0, 1] per unit, each from that unit alone; see by_unit
 
@@ -36,7 +44,9 @@ class Trainable(Protocol):
       noise)`, the event at a noise multiplier.
     - `split(rate, seed=)`, two trainables over disjoint units, for `subset_search`.
     - `default(mu)`, hyperparameters for a run of mu that need no search, or None: what a search uses if its scores tell
-      nothing, and where `default_search` starts.
+      nothing, and where `default_search` starts. It is asked before the first charge, for every mu that may be left.
+    - `guess`, what a model that knows nothing scores by the trainable's own score, from 0 to 1, or None: where
+      `default_search` ends early. It is public and may be printed: do not compute it from rows.
     - `check_space(space)`, which refuses a box with hyperparameters that the trainable does not use.
     """
 
@@ -125,9 +135,20 @@ def score_of(trainable: object, given: Score | None) -> Score | None:
     return trainable.score if isinstance(trainable, HasScore) else None
 
 
-def guess_of(trainable: object, given: Score | None) -> float | None:
+def guess_of(trainable: object, given: Score | None, curator: Curator | None = None) -> float | None:
     """What a model that knows nothing scores, by the trainable's own score; None: not known."""
-    return trainable.guess if given is None and isinstance(trainable, HasGuess) else None
+    if given is not None:
+        return None
+    found = attempt(_own_guess, trainable, sentence=_FAILED.format("guess"), curator=curator)
+    if found is None:
+        return None
+    if not isinstance(found, Real) or isinstance(found, bool) or not 0 <= float(found) <= 1:
+        raise Refusal("The trainable's `guess` is a public number from 0 to 1, or None. Nothing was charged.")
+    return float(found)
+
+
+def _own_guess(trainable: object) -> object:
+    return trainable.guess if isinstance(trainable, HasGuess) else None
 
 
 def own_unit(whose: object) -> str | None:
@@ -143,10 +164,19 @@ def sampled_at(trainable: object, point: Hyperparameters) -> bool:
     return isinstance(trainable, Sampled) and trainable.sampled(point)
 
 
-def default_of(trainable: object, mu: float, given: Hyperparameters | None = None) -> Hyperparameters | None:
+def default_of(
+    trainable: object, mu: float, given: Hyperparameters | None = None, curator: Curator | None = None
+) -> Hyperparameters | None:
     """What the caller gives as a default, or the trainable knows for a run of mu; None: nothing is known."""
-    if given is not None:
-        return given
+    found: object = given
+    if given is None:
+        found = attempt(_own_default, trainable, mu, sentence=_FAILED.format("default"), curator=curator)
+    if not isinstance(found, Hyperparameters | None):
+        raise Refusal(f"A default is tune.Hyperparameters, not {type(found).__name__}. Nothing was charged.")
+    return found
+
+
+def _own_default(trainable: object, mu: float) -> object:
     return trainable.default(mu) if isinstance(trainable, HasDefault) else None
 
 

@@ -1,0 +1,144 @@
+"""Mistakes in what a trainable says of itself, or in an argument, cost no budget."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import optuna
+import pytest
+from made_up import Steady
+
+from tacit import tune
+from tacit._refusals import Refusal
+from tacit.privacy import Budget, Ledger, Neighbours, events
+
+BOX = tune.Space(lr=(0.1, 1.0), steps=(2, 4))
+TWO = Budget(2.0, 1e-5)
+SECRET = "patient 17 has a fever"
+
+
+def by_optuna(trainable: Any, box: Any, budget: Any, **how: Any) -> Any:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return tune.optuna_search(optuna.create_study(direction="maximize"), trainable, box, budget, trials=2, **how)
+
+
+SEARCHES: dict[str, Any] = {
+    "linear": tune.linear_scaling,
+    "random": partial(tune.random_search, trials=3, draw_seed=2),
+    "grid": partial(tune.grid_search, points=2),
+    "default": lambda trainable, _, budget, **how: tune.default_search(trainable, budget, **how),
+    "optuna": by_optuna,
+    "repeat": partial(tune.repeat_and_select, mean=3.0),
+    "dp_hypo": partial(tune.dp_hypo, mean=3.0),
+    "subset": lambda trainable, box, budget, **how: tune.subset_search(
+        None, box, budget, parts=(Steady(), trainable), search=partial(tune.random_search, trials=2), **how
+    ),
+    "train": lambda trainable, _, budget, **how: tune.train(trainable, trainable.default(1.0), budget, **how),
+}
+
+
+# A blind guess
+
+
+class GuessRaises(Steady):
+    @property
+    def guess(self) -> float:
+        raise ValueError(SECRET)
+
+
+def test_a_guess_that_fails_costs_nothing_and_its_words_are_the_curators() -> None:
+    ledger, told = Ledger("sqlite://"), list[Any]()
+    with pytest.raises(Refusal, match=r"`guess` failed\. Nothing was charged") as refused:
+        tune.default_search(GuessRaises(), TWO, ledger=ledger, subject="people", curator=told.append)
+    assert SECRET not in str(refused.value)
+    assert SECRET in told[0].details
+    assert ledger.entries() == []
+
+
+@pytest.mark.parametrize("guess", [math.nan, math.inf, 1.5, -0.1, True, "0.5", abs])
+def test_a_guess_is_a_number_from_0_to_1(guess: Any) -> None:
+    known, ledger = Steady(), Ledger("sqlite://")
+    known.guess = guess  # type: ignore[attr-defined]
+    with pytest.raises(Refusal, match=r"a public number from 0 to 1, or None\. Nothing was charged"):
+        tune.default_search(known, TWO, ledger=ledger, subject="people")
+    assert ledger.entries() == []
+
+
+# A default
+
+
+class DefaultFails(Steady):
+    """Raises, or has none, for the larger mu of a final run alone."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def default(self, mu: float) -> Any:
+        found = super().default(mu)
+        if self.how == "is a dict":
+            return {"lr": 1.0, "steps": 3}
+        if self.how == "raises" and mu > 0.3:
+            raise ValueError(SECRET)
+        return None if self.how == "has none" and mu > 0.3 else found
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("raises", "`default` failed"), ("has none", "no default of its own"), ("is a dict", "Hyperparameters, not dict")],
+)
+def test_a_default_is_asked_before_anything_is_charged(how: str, said: str) -> None:
+    ledger = Ledger("sqlite://")
+    with pytest.raises(ValueError, match=said) as refused:
+        tune.default_search(DefaultFails(how), TWO, ledger=ledger, subject="people")
+    assert SECRET not in str(refused.value)
+    if how != "has none":  # a search by linear scaling goes on without one
+        with pytest.raises(Refusal, match=said):
+            tune.linear_scaling(DefaultFails(how), BOX, TWO, ledger=ledger, subject="people")
+    assert ledger.entries() == []
+
+
+@pytest.mark.parametrize("search", ["linear", "default"])
+def test_a_default_that_is_given_is_of_hyperparameters(search: str) -> None:
+    ledger = Ledger("sqlite://")
+    with pytest.raises(Refusal, match="Hyperparameters, not dict"):
+        SEARCHES[search](Steady(), BOX, TWO, ledger=ledger, subject="people", default={"lr": 1.0, "steps": 3})
+    assert ledger.entries() == []
+
+
+# A price
+
+
+class Forgetful(Steady):
+    """Forgets the root of the number of steps."""
+
+    def event(self, hyperparameters: tune.Hyperparameters, mu: float, neighbours: Neighbours) -> events.DpEvent:
+        return events.gaussian(neighbours.factor / mu, steps=hyperparameters.steps)
+
+
+@pytest.mark.parametrize("neighbours", ["add-remove", "replace-one"])
+@pytest.mark.parametrize("search", SEARCHES)
+def test_runs_that_cost_more_than_they_may_are_refused_before_the_first(search: str, neighbours: str) -> None:
+    ledger = Ledger("sqlite://")
+    with pytest.raises(Refusal, match=r"would cost more than that by the trainable's `event`.*Nothing was charged"):
+        SEARCHES[search](Forgetful(), BOX, TWO, ledger=ledger, subject="people", neighbours=neighbours)
+    assert ledger.entries() == []
+
+
+# A scale
+
+
+def test_a_scale_that_there_is_not_is_refused() -> None:
+    ledger = Ledger("sqlite://")
+    with pytest.raises(ValueError, match="scale is 'size' or 'keep'; got 'sise'"):
+        tune.subset_search(
+            None,
+            BOX,
+            TWO,
+            parts=(Steady(), Steady()),
+            scale="sise",
+            ledger=ledger,
+            subject="people",  # type: ignore[arg-type]
+        )
+    assert ledger.entries() == []

@@ -1,0 +1,81 @@
+"""Trainables and models that fail on their way to other processes or back, in a module that these can load."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from made_up import DRY, works
+from torch import Tensor, nn
+
+from tacit.privacy import Neighbours, Receipt, events
+from tacit.privacy.events import DpEvent
+from tacit.tune import Hyperparameters
+
+SECRET = "patient 17 has a fever"
+
+
+def elsewhere() -> bool:
+    """Whether this is a process of a trial."""
+    return multiprocessing.parent_process() is not None
+
+
+class Model(nn.Linear):
+    """One that cannot be pickled, or not be read, from `trouble` on."""
+
+    def __init__(self, trouble: str) -> None:
+        super().__init__(2, 2)
+        self.trouble = trouble
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.trouble == "cannot be pickled":
+            raise ValueError(SECRET)
+        return self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if state["trouble"] == "cannot be read":
+            raise ValueError(SECRET)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+
+
+@dataclass
+class Troubled:
+    """Works here and in the dry run; in another process it fails, with private words."""
+
+    trouble: str
+    rehearsed: bool = False  # whether its models fail in the dry run already
+    size: int = 10_000
+    sent: int = 0
+
+    def __call__(self, hyperparameters: Hyperparameters, mu: float, receipt: Receipt) -> nn.Module:
+        works(hyperparameters, mu, receipt)
+        if self.trouble == "waits" and hyperparameters.lr > 0.1 and elsewhere():
+            signal.pause()
+        if self.trouble == "exits" and elsewhere():
+            raise SystemExit(SECRET)
+        if self.trouble == "interrupts" and elsewhere():
+            raise KeyboardInterrupt(SECRET)
+        return Model(self.trouble if self.rehearsed or receipt.stage != DRY else "")
+
+    def event(self, hyperparameters: Hyperparameters, mu: float, neighbours: Neighbours) -> DpEvent:
+        if self.trouble == "has no price" and elsewhere():
+            raise ValueError(SECRET)
+        return events.gaussian(neighbours.factor * hyperparameters.steps**0.5 / mu, steps=hyperparameters.steps)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.sent += 1
+        if self.trouble == "is not sent again" and self.sent > 1:
+            raise ValueError(SECRET)
+        return self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if state["trouble"] == "does not arrive" and elsewhere():
+            raise ValueError(SECRET)
+        self.__dict__ = state
+
+    def score(self, model: nn.Module) -> Tensor:
+        del model
+        return torch.full((self.size,), 0.5)
