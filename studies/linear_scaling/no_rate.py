@@ -4,7 +4,7 @@
         [--seeds 20] [--steps 50] [--epsilon 0.1 0.5 1 8]
 
 The recipe's tasks and delta: linear heads without bias on rows of norm 1, full batches. All but the default take
-`--steps` steps. Data are declared public.
+`--steps` steps; "HyFreeDP from the default" begins at its rate and takes twice its steps. Data are declared public.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ ARMS = (
     "the same, mean of the weights",
     "the same, normalised gradients",
     "HyFreeDP",
+    "HyFreeDP from the default",
 )
 
 
@@ -47,10 +48,12 @@ class Cell:
     seed: int
 
     def optimizer(self, features: int) -> Optimizer:
-        if self.arm == "default":
+        if "default" in self.arm:
             budget = Budget(self.epsilon, self.delta)
             point = suggest(budget, size=self.task.private, features=features, classes=self.task.classes)
-            return DPGD(steps=point.steps, lr=point.lr)
+            if self.arm == "default":
+                return DPGD(steps=point.steps, lr=point.lr)
+            return HyFreeDP(steps=2 * point.steps, lr=point.lr)  # as fit_hyfreedp.py found
         if self.arm == "HyFreeDP":
             return HyFreeDP(steps=self.steps, lr=1.0)
         options: dict[str, Any] = {"steps": self.steps, "rule": "dog", "lr": 1.0}
