@@ -126,6 +126,46 @@ def test_runs_that_cost_more_than_they_may_are_refused_before_the_first(search: 
     assert ledger.entries() == []
 
 
+class Floor(Steady):
+    """Has the price of a large mu at a small one, too: what a dry run at the largest does not see."""
+
+    def event(self, hyperparameters: tune.Hyperparameters, mu: float, neighbours: Neighbours) -> events.DpEvent:
+        return events.gaussian(
+            neighbours.factor * hyperparameters.steps**0.5 / max(mu, 0.3), steps=hyperparameters.steps
+        )
+
+
+def test_a_trial_that_is_dearer_than_planned_is_not_charged() -> None:
+    ledger, told = Ledger("sqlite://"), list[Any]()
+    with pytest.raises(tune.RunFailed):
+        tune.linear_scaling(Floor(), BOX, TWO, ledger=ledger, subject="people", curator=told.append)
+    assert [entry.kind for entry in ledger.entries()].count("charge") == 0
+    assert "would cost more" in told[0].error
+
+
+class Silent(Steady):
+    """An event that fails, with private words."""
+
+    def event(self, *_: Any) -> events.DpEvent:
+        raise ValueError("patient 17 has a fever")
+
+
+def test_what_an_event_raises_is_for_the_curator() -> None:
+    ledger, told = Ledger("sqlite://"), list[Any]()
+    with pytest.raises(Refusal, match=r"The trainable.s `event` failed\. Nothing was charged") as refused:
+        tune.default_search(
+            Silent(),
+            TWO,
+            default=tune.Hyperparameters(lr=1.0, steps=2),
+            ledger=ledger,
+            subject="people",
+            curator=told.append,
+        )
+    assert "fever" not in str(refused.value)
+    assert "fever" in told[0].details
+    assert ledger.entries() == []
+
+
 # A scale
 
 

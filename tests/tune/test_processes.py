@@ -66,6 +66,34 @@ def test_what_goes_wrong_in_a_process_is_heard_by_the_curator_alone(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("trouble", ["talks", "has a thread that goes on", "has a child"])
+def test_what_a_trial_does_beside_its_work_is_not_seen_and_holds_nothing_up(
+    trouble: str, ledger: Ledger, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found = tune.grid_search(
+        Troubled(trouble), BOX, ONE, ledger=ledger, subject="people", points=1, runner=tune.Processes(1)
+    )
+    assert [trial.failed for trial in found.trials] == [False]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_cannot_be_sent_after_its_first_run_is_refused(ledger: Ledger) -> None:
+    with pytest.raises(Refusal, match="cannot be sent to another process"):
+        tune.grid_search(Keeps(), BOX, ONE, ledger=ledger, subject="people", points=2, runner=tune.Processes(1))
+    assert ledger.entries() == []
+
+
+class Keeps(Troubled):
+    """Keeps a function without a name from its first run."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+
+    def __call__(self, *given: Any) -> nn.Module:
+        self.kept = lambda: None
+        return super().__call__(*given)
+
+
 @pytest.mark.parametrize("trouble", ["cannot be pickled", "cannot be read"])
 def test_a_model_that_does_not_come_back_whole_is_refused_before_a_charge(trouble: str, ledger: Ledger) -> None:
     told: list[Any] = []

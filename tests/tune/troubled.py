@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import signal
+import threading
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +24,14 @@ SECRET = "patient 17 has a fever"
 def elsewhere() -> bool:
     """Whether this is a process of a trial."""
     return multiprocessing.parent_process() is not None
+
+
+def _fails() -> None:
+    raise ValueError(SECRET)
+
+
+def _works() -> None:
+    pass
 
 
 class Model(nn.Linear):
@@ -54,6 +65,19 @@ class Troubled:
         works(hyperparameters, mu, receipt)
         if self.trouble == "waits" and hyperparameters.lr > 0.1 and elsewhere():
             signal.pause()
+        if self.trouble == "talks" and elsewhere():
+            print(SECRET)
+            warnings.warn(SECRET, stacklevel=1)
+            logging.getLogger(__name__).error(SECRET)
+            thread = threading.Thread(target=_fails)
+            thread.start()
+            thread.join()
+        if self.trouble == "has a thread that goes on" and elsewhere():
+            threading.Thread(target=threading.Event().wait).start()
+        if self.trouble == "has a child" and elsewhere():
+            child = multiprocessing.get_context("fork").Process(target=_works)
+            child.start()
+            child.join()
         if self.trouble == "exits" and elsewhere():
             raise SystemExit(SECRET)
         if self.trouble == "interrupts" and elsewhere():
@@ -67,7 +91,7 @@ class Troubled:
 
     def __getstate__(self) -> dict[str, Any]:
         self.sent += 1
-        if self.trouble == "is not sent again" and self.sent > 1:
+        if self.trouble == "is not sent again" and self.sent > 2:  # both checks
             raise ValueError(SECRET)
         return self.__dict__
 

@@ -8,24 +8,21 @@ from dataclasses import replace
 from typing import Any
 
 from tacit._curator import Curator, ErrorEvent, report_error
-from tacit._refusals import ENDING, Refusal
+from tacit._refusals import ENDING, Refusal, attempt
 from tacit.distributed import team
 from tacit.privacy import Ledger, Neighbours, events, rehearsal, sampling
-from tacit.privacy.events import gaussian_noise
 from tacit.tune._runners import Runner, SendingRunner
 from tacit.tune._search import unit_of
 from tacit.tune._space import Hyperparameters, Space
-from tacit.tune._trainable import Sampled, Score, Trainable, sampled_at
-from tacit.tune._trials import event_of, released, trained
+from tacit.tune._trainable import Sampled, Score, Trainable
+from tacit.tune._trials import event_of, event_within, released, trained
 
 _FAILED = (
     "The {what} failed in a dry run at {point}. Nothing was charged. What went wrong may reveal rows: see curator= "
     "(curator=print, beside the data)."
 )
-
-
+_PRICE = "The trainable's `event` failed. Nothing was charged. What went wrong may reveal rows: see curator=."
 _STEPS = 20  # at most: a dry run need not be long
-_ROUNDING = 1 + 1e-9
 
 
 def ends(space: Space) -> list[Hyperparameters]:
@@ -86,7 +83,9 @@ def rehearse(
     sending = runner if isinstance(runner, SendingRunner) else None
     if sending is not None and ledger is not None:
         sending.check((trainable, score), ledger, curator)
-    check_price(trainable, (point, *others), mu, relation)
+    points = (point, *others)
+    for each in points:
+        attempt(event_within, trainable, each, mu, relation, sentence=_PRICE, curator=curator)
     point = replace(point, steps=min(point.steps, _STEPS))
     sampled = isinstance(trainable, Sampled) and trainable.sampled(point)
     event = trainable.event_with(point, 1.0) if isinstance(trainable, Sampled) and sampled else None
@@ -108,28 +107,8 @@ def rehearse(
         sentence = _FAILED.format(what=what, point=point)
         report_error(curator, ErrorEvent(sentence, wrong))
         raise Refusal(sentence)
-
-
-def check_price(trainable: Trainable, points: Sequence[Hyperparameters], mu: float, neighbours: Neighbours) -> None:
-    """Refuse a trainable of which a run costs more than it may: the last one could not be paid for.
-
-    Args:
-        trainable: What will be tuned.
-        points: Where.
-        mu: What a run may cost.
-        neighbours: The neighbouring relation.
-
-    Raises:
-        Refusal: At one of the points the Gaussian releases of `event` are worth more.
-    """
-    for point in points:
-        noise = None if sampled_at(trainable, point) else gaussian_noise(event_of(trainable, point, mu, neighbours))
-        if noise is not None and neighbours.factor > mu * noise * _ROUNDING:
-            raise Refusal(
-                f"A run of mu {mu:.4g} at {point} would cost more than that by the trainable's `event`. Of `steps` "
-                f"sums over everybody each needs the noise multiplier {neighbours.factor:g} * sqrt(steps) / mu. "
-                "Nothing was charged."
-            )
+    if sending is not None and ledger is not None:  # a trainable may keep something of its first run
+        sending.check((trainable, score), ledger, curator)
 
 
 def _unsendable(model: Any) -> str:

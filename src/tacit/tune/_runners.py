@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import io
 import multiprocessing
+import os
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -82,16 +83,16 @@ class Processes:
                     number, job = waiting.pop(0)
                     ours, theirs = context.Pipe(duplex=False)
                     given = theirs, _Sealed(job), self.threads
-                    process: BaseProcess = context.Process(target=_work, args=given, daemon=True)
+                    process: BaseProcess = context.Process(target=_work, args=given)  # it may have children of its own
                     try:
                         process.start()
                     except Exception as error:  # whatever a trainable does when it is sent for another time
-                        yield number, _lost(job), text_of(error)
+                        yield number, job.lost, text_of(error)
                         continue
                     finally:
                         theirs.close()
                     running[ours] = (number, job, process)
-                for pipe in wait(list(running)) if running else ():  # of nothing it waits forever
+                for pipe in _ready({pipe: process for pipe, (_, _, process) in running.items()}):
                     number, job, process = running.pop(pipe)
                     found = _received(pipe, job)
                     process.join()
@@ -100,6 +101,12 @@ class Processes:
             for _, _, process in running.values():
                 process.kill()
                 process.join()  # then it charges no more
+
+
+def _ready(running: Mapping[Any, BaseProcess]) -> set[Any]:
+    """The pipes of processes that have answered or ended: an end of a pipe may live on in a child of theirs."""
+    ends = {end: pipe for pipe, process in running.items() for end in (pipe, process.sentinel)}
+    return {ends[end] for end in wait(list(ends))} if ends else set()  # of nothing it waits forever
 
 
 @runtime_checkable
@@ -152,14 +159,24 @@ class _Sealed:
 
 
 def _work(pipe: Connection[Any, Any], sealed: bytes, threads: int) -> None:
-    """Run a job. Whatever is raised goes back as text for the curator: multiprocessing would print it."""
+    """Run a job. Whatever is raised goes back as text for the curator, and nothing that is printed is seen.
+
+    A trainable's threads, finalizers and warnings may print what they know of rows, also when the process ends: so it
+    ends at once, and has no output.
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for output in (1, 2):
+        os.dup2(nowhere, output)
     try:
         torch.set_num_threads(threads)
         found = pickle.dumps(_outcome(pickle.loads(sealed)))  # bytes: memory that is shared goes with this process
     except BaseException as error:
         found = pickle.dumps(text_of(error))
-    pipe.send_bytes(found)
-    pipe.close()
+    try:
+        pipe.send_bytes(found)
+        pipe.close()
+    finally:
+        os._exit(0)
 
 
 def _outcome(job: Job) -> tuple[Trial, str] | Exception:
@@ -173,6 +190,8 @@ def _received(pipe: Any, job: Job) -> tuple[Trial, str]:
     """What a process says of its job; a trial whose result cannot be read is lost, and the curator knows why."""
     found: tuple[Trial, str] | Exception | str
     try:
+        if not pipe.poll():
+            raise EOFError
         found = pickle.loads(pipe.recv_bytes())
     except (EOFError, OSError):
         found = "the process ended without a word"
@@ -182,8 +201,4 @@ def _received(pipe: Any, job: Job) -> tuple[Trial, str]:
         found = text_of(error)
     if isinstance(found, Exception):
         raise found
-    return (_lost(job), found) if isinstance(found, str) else found
-
-
-def _lost(job: Job) -> Trial:
-    return Trial(hyperparameters=job.hyperparameters, mu=job.mu, score=None)
+    return (job.lost, found) if isinstance(found, str) else found

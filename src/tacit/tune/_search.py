@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 
 from tacit._curator import Curator, TrialEvent, report_error
 from tacit._guard_rails import warn_of_delta
+from tacit._refusals import Refusal, attempt
 from tacit.privacy import Budget, BudgetExceeded, Guarantee, Ledger, Mode, Neighbours, Unit, epsilon_of
 from tacit.privacy.events import DpEvent
 from tacit.recipes import Progress
 from tacit.tune._runners import Runner, SerialRunner
 from tacit.tune._space import Hyperparameters
 from tacit.tune._trainable import Score, Trainable, own_unit
-from tacit.tune._trials import Job, Trial, event_of, trained
+from tacit.tune._trials import Job, Trial, event_within, trained
 
 T = TypeVar("T")
 ENOUGH = 3  # trials that all failed, and a search stops
@@ -121,7 +122,13 @@ class SearchSession:
 
     def train(self, point: Hyperparameters, mu: float, event: DpEvent | None = None, *, note: str = "final run") -> Any:
         """One charged run without a score; of `event`, if that was planned."""
-        event = event or event_of(self.trainable, point, mu, self.neighbours)
+        if event is None:
+            what = "The trainable's `event` failed: the run was not made, nor charged. See curator=."
+            options: dict[str, Any] = {"sentence": what, "curator": self.curator}
+            try:
+                event = attempt(event_within, self.trainable, point, mu, self.neighbours, **options)
+            except Refusal as refusal:
+                raise RunFailed(str(refusal)) from None
         receipt = self.ledger.charge(self.subject, event, stage="tune", note=note, seed=self.seed)
         model, said = trained(self.trainable, point, mu, receipt)
         if not said:

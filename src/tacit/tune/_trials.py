@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit._refusals import ENDING, of_the_machine
+from tacit._refusals import ENDING, Refusal, of_the_machine, text_of
 from tacit.distributed import Team, team
 from tacit.privacy import Ledger, LedgerError, Neighbours, Receipt, check_used, events, grid_sum, mechanisms
 from tacit.privacy.events import DpEvent
 from tacit.tune._space import Hyperparameters
-from tacit.tune._trainable import Priced, Score, Trainable
+from tacit.tune._trainable import Priced, Score, Trainable, sampled_at
 
 GRID = 2.0**-10  # of scores: what one unit adds is rounded to it
+_ROUNDING = 1 + 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,14 @@ class Job:
         if known is None:
             raise LedgerError(f"There is no subject {self.subject!r} in this ledger.")
         relation = known.terms.neighbours
-        event = event_of(self.trainable, self.hyperparameters, self.mu, relation)
+        try:
+            event = event_within(self.trainable, self.hyperparameters, self.mu, relation)
+        except ENDING:
+            raise
+        except BaseException as error:  # whatever a trainable says of itself: this trial is not charged
+            if (ranks := team()) is not None:
+                ranks.share("")  # those that wait for a receipt get none
+            return self.lost, text_of(error)
         paid = ledger.charge(self.subject, event, stage="tune", note=self.note, seed=self.seed)
         marked = ledger.charge(
             self.subject,
@@ -109,6 +117,11 @@ class Job:
             score_noise=1 / (self.mu_score * self.size),
         )
         return found, wrong
+
+    @property
+    def lost(self) -> Trial:
+        """The trial without a result."""
+        return Trial(hyperparameters=self.hyperparameters, mu=self.mu, score=None)
 
     def help(self, ranks: Team) -> None:
         """On a rank that does not lead: the same training, on a receipt without a key, of what the leader charged."""
@@ -185,6 +198,32 @@ def event_of(trainable: Trainable, hyperparameters: Hyperparameters, mu: float, 
         return trainable.event(hyperparameters, mu, neighbours)
     noise = neighbours.factor * math.sqrt(hyperparameters.steps) / mu
     return events.gaussian(noise, steps=hyperparameters.steps)
+
+
+def event_within(trainable: Trainable, point: Hyperparameters, mu: float, neighbours: Neighbours) -> DpEvent:
+    """What a run releases, if it is worth no more than it may be.
+
+    Args:
+        trainable: What is tuned.
+        point: Where.
+        mu: What the run may cost; of subsampled batches no single mu says that.
+        neighbours: The neighbouring relation.
+
+    Returns:
+        The event to charge.
+
+    Raises:
+        Refusal: The Gaussian releases of the trainable's `event` are worth more.
+    """
+    event = event_of(trainable, point, mu, neighbours)
+    noise = None if sampled_at(trainable, point) else events.gaussian_noise(event)
+    if noise is not None and neighbours.factor > mu * noise * _ROUNDING:
+        raise Refusal(
+            f"A run of mu {mu:.4g} at {point} would cost more than that by the trainable's `event`. Of `steps` sums "
+            f"over everybody each needs the noise multiplier {neighbours.factor:g} * sqrt(steps) / mu. Nothing was "
+            "charged for it."
+        )
+    return event
 
 
 def released(values: Tensor, receipt: Receipt, size: int) -> float:

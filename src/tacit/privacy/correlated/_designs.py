@@ -224,7 +224,7 @@ def _least(
     def cost(free: Vector) -> float:
         return float(np.log(running_sum_rms(made(free), contributions, separation, momentum=momentum)))
 
-    return np.asarray(minimize(cost, start, method="L-BFGS-B", bounds=bounds).x)
+    return np.asarray(minimize(cost, start, method="L-BFGS-B", bounds=bounds, options={"ftol": 1e-8}).x)
 
 
 def _plain(values: Vector) -> tuple[float, ...]:
