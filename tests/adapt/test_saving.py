@@ -1,5 +1,6 @@
 """Saving and taking up again: exact after a clean save, behind the lease after a kill, and no noise ever twice."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -36,6 +37,7 @@ from tacit.gradients import AdaptiveQuantile
 from tacit.privacy import Ledger
 from tacit.privacy._noise import NoiseKey
 from tacit.privacy._receipts import ReceiptError
+from tacit.privacy.correlated import Strategy, _designs
 
 ROWS, CLIP, SEED = 4, 0.3, 5
 Maker = Callable[..., Adapter]
@@ -131,6 +133,36 @@ def test_after_a_clean_save_all_goes_on_exactly(case: str, tmp_path: Path) -> No
     assert whole.participation._seen == second.participation._seen
     assert torch.equal(whole.generator.get_state(), second.generator.get_state())
     assert all(torch.equal(whole.origin[n], second.origin[n]) for n in whole.origin)
+
+
+def test_on_another_processor_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the coefficients, and the rate that rests on them, come out a little different."""
+    form, options = DP(0.5, clip=CLIP, noise="correlated", horizon=200), {"lr": "auto"}
+    whole = run(fresh(tmp_path / "whole", form=form, **options), 0, 6)
+    adapter = run(fresh(tmp_path / "parts", form=form, **options), 0, 3)
+    save_adapter(adapter, tmp_path / "checkpoint")
+    shutil.copytree(tmp_path, tmp_path.with_name("killed"))
+    designed = _designs.buffered
+
+    def elsewhere(*args: Any, **how: Any) -> Strategy:
+        made = designed(*args, **how)
+        return dataclasses.replace(made, weights=tuple(0.999 * weight for weight in made.weights))
+
+    monkeypatch.setattr(_designs, "buffered", elsewhere)
+    other = fresh(tmp_path / "parts", form=form, **options)
+    assert other.optimize["lr"] != adapter.optimize["lr"]
+    assert resume_adapter(other, tmp_path / "checkpoint")
+    assert same_bits(whole, run(other, 3, 6))
+    killed = tmp_path.with_name("killed")
+    for secret in (killed / "parts").glob("*.secret"):
+        secret.unlink()
+    third = fresh(killed / "parts", form=form, **options)
+    assert not resume_adapter(third, killed / "checkpoint")
+    assert third.stream is not None
+    assert third.stream.stream is not None
+    assert adapter.stream is not None
+    assert adapter.stream.stream is not None
+    assert third.stream.stream.strategy == adapter.stream.stream.strategy
 
 
 def test_in_another_process_too(tmp_path: Path) -> None:

@@ -345,6 +345,24 @@ def test_scores_that_fail_on_all_rows_do_not_end_a_run_that_is_paid(ledger: Ledg
     assert fitted.steps == STEPS
 
 
+def test_nor_does_a_public_row_that_the_model_fails_on(ledger: Ledger) -> None:
+    """One of those that were not tried before the charge."""
+
+    def refuse(_: nn.Module, args: tuple[Any, ...]) -> None:
+        if bool((args[0] > 1e6).any()):
+            raise RuntimeError("too large")
+
+    inputs, labels = people(80)
+    inputs[70] = 1e7
+    model = net()
+    model.register_forward_pre_hook(refuse)
+    told = Evaluation(data=(inputs, labels), public=True)
+    with pytest.warns(GuardRailWarning, match=r"could not score an evaluation.*too large"):
+        fitted = run(ledger, told, model=model, head="new")
+    assert fitted.scores == {}
+    assert fitted.steps == STEPS
+
+
 @pytest.mark.parametrize("mistake", ["probs", "scores_of", *NO_SCORES])
 def test_nor_does_one_in_those_of_private_people(mistake: str, ledger: Ledger) -> None:
     told = Evaluation(data=people(80), subject="held out", epsilon=1.0, size=80)

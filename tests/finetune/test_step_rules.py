@@ -11,9 +11,10 @@ from by_hand import SEED, gap, key, net, one_row_units, people, weights
 from by_hand import clipped_sum as summed
 from torch import Tensor, nn
 
-from tacit.finetune import DPGD, AdpAlloc, Update, fit
+from tacit.finetune import DPGD, DPSGD, AdpAlloc, Update, fit
 from tacit.finetune import _updates as updates
 from tacit.finetune._updates import Updater
+from tacit.privacy import Ledger
 
 
 def stepped(update: Update, gradients: list[Tensor], start: Tensor, noise: float = 0.0) -> Tensor:
@@ -120,3 +121,42 @@ def test_parameters_one_by_one_and_together_have_the_same_steps(monkeypatch: pyt
             updater.step({name: torch.randn(p.shape, dtype=torch.float64) for name, p in parameters.items()}, step)
         found.append([p.detach() for p in parameters.values()])
     assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("rule", "more", "said"),
+    [
+        ("adam", {"lr": 1e38}, r"lr is 1e\+38, a first step of 1e\+39, more than the weights' type"),
+        ("sgd", {"weight_decay": 1e39}, r"weight_decay is 1e\+39, more than the weights' type"),
+        ("adambc", {"floor": 1e39}, r"floor is 1e\+39, more than the weights' type"),
+    ],
+)
+def test_what_the_first_step_would_fail_on_is_refused_before_the_charge(rule: Any, more: Any, said: str) -> None:
+    model, ledger = nn.Sequential(nn.Identity(), nn.Linear(3, 2)), Ledger("sqlite://")
+    rows = torch.randn(20, 3), torch.arange(20) % 2
+    options: dict[str, Any] = {"epsilon": 5.0, "delta": 1e-5, "size": 20, "scheme": "full", "seed": SEED}
+    with pytest.raises(ValueError, match=said):
+        fit(model, rows, optimizer=DPSGD(batch_size=5, steps=3, rule=rule, **more), ledger=ledger, **options)
+    assert not ledger.entries()
+
+
+def test_a_long_step_is_no_error() -> None:
+    """Of a run that is paid for: the way so far is what releases made it."""
+    far = stepped(Update(rule="dog", lr=3e38), [torch.full((5,), 1e-3)] * 2, torch.ones(5))
+    assert not far.isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"rule": "sdg"}, "rule is one of sgd, adam, adamw, adambc, adambcw, dog, not 'sdg'"),
+        ({"schedule": "cos"}, "schedule is one of constant, cosine, linear, debiased, not 'cos'"),
+        ({"average": "mean"}, "average is one of none, ema, swa, not 'mean'"),
+        ({"betas": (0.9, 1.0)}, r"betas are two numbers in \[0, 1\)"),
+        ({"weight_decay": math.inf}, "weight_decay not negative"),
+    ],
+)
+def test_a_name_that_is_none_is_not_taken_for_another(wrong: Any, said: str) -> None:
+    """They used to train with AdamW, a linear schedule and the plain mean."""
+    with pytest.raises(ValueError, match=said):
+        Update(**wrong)

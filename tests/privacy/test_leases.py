@@ -12,9 +12,10 @@ import torch
 from dp_accounting import dp_event
 from torch import Tensor
 
-from tacit.privacy import Budget, Ledger, LedgerError, Neighbours, _book, events, leases
+from tacit.privacy import Budget, Ledger, LedgerError, Neighbours, _book, events, leases, mechanisms
 from tacit.privacy._noise import NoiseKey
 from tacit.privacy._receipts import Receipt, ReceiptError, consume
+from tacit.privacy.correlated import Strategy
 from tacit.privacy.leases import Secret
 from tacit.privacy.mechanisms import GaussianStream
 
@@ -111,6 +112,47 @@ def test_a_clean_save_goes_on_exactly(strategy: str, tmp_path: Path) -> None:
         ledger.verify()
     assert results[0] == results[1]
     assert len({x for row in results[0] for x in row}) == 24
+
+
+def otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on another processor: the coefficients come out a little different, by 1e-3 at most."""
+    here = mechanisms.strategy_of
+
+    def elsewhere(event: events.StreamDpEvent) -> Strategy:
+        made = here(event)
+        return dataclasses.replace(made, weights=tuple(0.999 * weight for weight in made.weights))
+
+    monkeypatch.setattr("tacit.privacy.mechanisms._mechanisms.strategy_of", elsewhere)
+
+
+def test_a_stream_goes_on_with_the_coefficients_that_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in later blocks, and with the noise that they need; a state is not used up by what cannot go on."""
+    results = []
+    for moved in (False, True):
+        ledger = Ledger(f"sqlite:///{tmp_path}/{moved}.db")
+        receipt, stream = charged(ledger, strategy="buffered", steps=5)
+        leases.extend(ledger, receipt, 20)
+        found = [released(stream) for _ in range(3)]
+        secret, sensitivity = saved(ledger, stream), stream.sensitivity
+        if moved:
+            otherwise(monkeypatch)
+            assert GaussianStream(receipt).strategy != stream.strategy
+            short = dataclasses.replace(stream.strategy, horizon=4)
+            with pytest.raises(ReceiptError, match="a block of 4 steps of buffered noise"):
+                leases.resume(reopened(ledger), receipt.id, None, strategy=short)
+        other = reopened(ledger)
+        receipt, stream, exact = leases.resume(other, receipt.id, secret)
+        assert exact
+        assert stream.sensitivity == sensitivity
+        leases.extend(other, receipt, 20)
+        results.append(found + [released(stream) for _ in range(9)])
+        began = stream.strategy
+        receipt, stream, exact = leases.resume(reopened(ledger), receipt.id, None, strategy=began)
+        assert not exact
+        assert stream.strategy == began
+    assert results[0] == results[1]
 
 
 def test_a_secret_is_worth_nothing_a_second_time(ledger: Ledger) -> None:

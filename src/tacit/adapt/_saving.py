@@ -24,6 +24,7 @@ from tacit.adapt._adapter import Adapter
 from tacit.adapt._noise import NoisyStream
 from tacit.adapt._strain import Strain
 from tacit.privacy import Unit, leases
+from tacit.privacy.correlated import Strategy
 from tacit.privacy.leases import Secret
 
 VERSION = 1
@@ -156,7 +157,9 @@ def _resume(adapter: Adapter, stream: NoisyStream, facts: dict[str, Any], privat
     secret = _unpack_secret(file.read_bytes()) if file.exists() else None
     if secret is not None and leases.digest(secret) != facts["save"]:
         secret = None  # of another save than this checkpoint
-    receipt, noise, exact = leases.resume(ledger, receipt_id, secret)
+    began = facts.get("noise")  # earlier versions did not say
+    strategy = None if began is None else Strategy(**_with_tuples(began))
+    receipt, noise, exact = leases.resume(ledger, receipt_id, secret, strategy=strategy)
     file.unlink(missing_ok=True)  # it is worth nothing any more
     stream.resume(receipt, noise)
     return exact
@@ -183,8 +186,11 @@ def _describe(adapter: Adapter) -> dict[str, Any]:
 
 
 def _same_but_for_rounding(stored: Any, now: dict[str, Any]) -> bool:
-    """Whether two optimizers differ in the last digits of the rate alone: computed ("auto") elsewhere it may."""
-    close = isinstance(stored, dict) and math.isclose(stored.get("lr", math.nan), now["lr"], rel_tol=1e-9)
+    """Whether two optimizers differ in the last digits of the rate alone: computed ("auto") elsewhere it may.
+
+    It rests on coefficients of the noise that are optimised, and these differ from their third digit on.
+    """
+    close = isinstance(stored, dict) and math.isclose(stored.get("lr", math.nan), now["lr"], rel_tol=1e-3)
     return close and stored | {"lr": None} == now | {"lr": None}
 
 
@@ -208,6 +214,7 @@ def _pack(adapter: Adapter, secret: Secret | None) -> bytes:
             [adapter.statistics.moments, torch.tensor([adapter.statistics.noise], dtype=torch.float64)]
         )
     receipt = adapter.stream.receipt if adapter.stream is not None else None
+    noise = None if adapter.stream is None or adapter.stream.stream is None else adapter.stream.stream.strategy
     facts = {
         "adapter": _describe(adapter),
         "steps": adapter.steps,
@@ -218,6 +225,7 @@ def _pack(adapter: Adapter, secret: Secret | None) -> bytes:
         "optimizer": scalars,
         "receipt": None if receipt is None else receipt.id,
         "head": None if receipt is None else receipt.head,
+        "noise": None if noise is None else asdict(noise),
         "save": None if secret is None else leases.digest(secret),
         "guarantee": None if adapter.guarantee is None else adapter.guarantee.to_json(),
         "assumptions": adapter.assumptions,
@@ -265,8 +273,13 @@ def _unpack_secret(raw: bytes) -> Secret | None:
         return None  # half written when the process died: the ledger knows of no such save
     mixer = plain["mixer"]
     mixer["shapes"] = {name: tuple(shape) for name, shape in mixer["shapes"].items()}
-    mixer["strategy"] = {k: tuple(v) if isinstance(v, list) else v for k, v in mixer["strategy"].items()}
+    mixer["strategy"] = _with_tuples(mixer["strategy"])
     for part in ("past", "sums"):
         found = sorted((int(k.split(".")[1]), t) for k, t in tensors.items() if k.startswith(f"{part}."))
         mixer[part] = [t for _, t in found]
     return Secret(**plain)
+
+
+def _with_tuples(facts: dict[str, Any]) -> dict[str, Any]:
+    """What was a dictionary of plain values before it was written as JSON."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}

@@ -130,7 +130,9 @@ class Evaluator:
         """
         if self.evaluation.public:
             self.call_others()
-            said = self._predictions(model)
+            if self.team is None:
+                return _or_none(lambda: self._scored(model))
+            said = self._predictions(model)  # a rank that fails alone would leave the others waiting
             return _or_none(lambda: self._task.scores(said.probs, said.labels))
         if self.receipt is None or self._ledger is None:
             raise ReceiptError("An evaluation of private data is charged before it looks at them.")
@@ -171,6 +173,10 @@ class Evaluator:
             self._predictions(model)
         else:
             self._mean(model)
+
+    def _scored(self, model: nn.Module) -> Any:
+        said = self._predictions(model)
+        return self._task.scores(said.probs, said.labels)
 
     def _predictions(self, model: nn.Module) -> Predictions:
         return predictions(
@@ -238,7 +244,7 @@ def _numbers(scores: Any) -> dict[str, float]:
 
 
 def _or_none(scores: Callable[[], Any]) -> dict[str, float]:
-    """The scores of what is public or was released; none, with a warning, if the task fails on them.
+    """The scores of what is public or was released; none, with a warning, if model or task fail on them.
 
     The run is paid for by then, and an error would end it.
     """
@@ -246,7 +252,7 @@ def _or_none(scores: Callable[[], Any]) -> dict[str, float]:
         return _numbers(scores())
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        text = f"The task could not score an evaluation, which has no scores now ({reason})."
+        text = f"The model or the task could not score an evaluation, which has no scores now ({reason})."
         warnings.warn(text, GuardRailWarning, stacklevel=2)
         return {}
 

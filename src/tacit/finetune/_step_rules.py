@@ -103,5 +103,5 @@ class DoG(torch.optim.Optimizer):
         if not kept["squares"] > 0:
             return
         rate = self.param_groups[0]["lr"] * kept["way"] / math.sqrt(kept["squares"])
-        for parameter, gradient in zip(every, gradients, strict=True):
-            parameter.sub_(gradient, alpha=rate)
+        for parameter, gradient in zip(every, gradients, strict=True):  # a finite rate beyond the type is an error
+            parameter.sub_(gradient, alpha=min(rate, torch.finfo(parameter.dtype).max))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, Protocol, TypedDict, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,8 @@ from tacit import _checkpoints as checkpoints
 from tacit.finetune._step_rules import AdamBC, DoG
 
 Rule = Literal["sgd", "adam", "adamw", "adambc", "adambcw", "dog"]
+Schedule = Literal["constant", "cosine", "linear", "debiased"]
+Average = Literal["none", "ema", "swa"]
 _FEW = 4  # parameters that are updated one by one on a CPU: sorting them costs more than their updates
 KNOWS_NOISE = ("adambc", "adambcw")
 
@@ -47,9 +49,9 @@ class Update:
     momentum: float = 0.9
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
-    schedule: Literal["constant", "cosine", "linear", "debiased"] = "constant"
+    schedule: Schedule = "constant"
     warmup: int = 0
-    average: Literal["none", "ema", "swa"] = "none"
+    average: Average = "none"
     decay: float = 0.99
     swa_start: float = 0.5
     free_step: bool = False
@@ -57,8 +59,17 @@ class Update:
     reach: float = 0.01
 
     def __post_init__(self) -> None:
-        if not (0 < self.lr < math.inf and 0 <= self.momentum < 1 and self.weight_decay >= 0):
+        for what, value, known in (
+            ("rule", self.rule, get_args(Rule)),
+            ("schedule", self.schedule, get_args(Schedule)),
+            ("average", self.average, get_args(Average)),
+        ):
+            if value not in known:
+                raise ValueError(f"{what} is one of {', '.join(known)}, not {value!r}.")
+        if not (0 < self.lr < math.inf and 0 <= self.momentum < 1 and 0 <= self.weight_decay < math.inf):
             raise ValueError("lr is above 0, momentum in [0, 1) and weight_decay not negative.")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas are two numbers in [0, 1), not {self.betas}.")
         if not (0 <= self.decay < 1 and 0 <= self.swa_start < 1 and self.warmup >= 0):
             raise ValueError("decay and swa_start are in [0, 1), and warmup is a number of steps.")
         if not (0 < self.floor < math.inf and 0 < self.reach < math.inf):
@@ -69,17 +80,24 @@ class Update:
             raise ValueError("The schedule 'debiased' is for the momentum of sgd from its first step on: no warmup.")
 
     def check(self, weights: Iterable[Tensor]) -> None:
-        """Refuse a learning rate that the type of the weights cannot hold, before anything is charged.
+        """Refuse factors that the type of the weights cannot hold, before anything is charged: a step would fail.
 
         Args:
             weights: What is trained.
 
         Raises:
-            ValueError: The learning rate is larger.
+            ValueError: The learning rate or another factor is larger.
         """
         most = min((torch.finfo(value.dtype).max for value in weights), default=math.inf)
-        if self.lr > most:
-            raise ValueError(f"lr is {self.lr:g}, more than the weights' type can hold ({most:g}).")
+        first = 1 - self.betas[0] if self.rule in ("adam", "adamw") else 1.0  # by which Adam's first step is divided
+        for name, value, factor in (
+            ("lr", self.lr, self.lr / first),
+            ("weight_decay", self.weight_decay, self.weight_decay),
+            ("floor", self.floor, self.floor),
+        ):
+            if factor > most:
+                said = f"{name} is {value:g}" + (f", a first step of {factor:g}" if factor > value else "")
+                raise ValueError(f"{said}, more than the weights' type can hold ({most:g}).")
 
     @property
     def inertia(self) -> float:
@@ -106,9 +124,9 @@ class Options(TypedDict, total=False):
     momentum: float
     betas: tuple[float, float]
     weight_decay: float
-    schedule: Literal["constant", "cosine", "linear", "debiased"]
+    schedule: Schedule
     warmup: int
-    average: Literal["none", "ema", "swa"]
+    average: Average
     decay: float
     swa_start: float
     free_step: bool

@@ -25,8 +25,9 @@ from tacit.privacy._ledger import Ledger
 from tacit.privacy._noise import NoiseKey
 from tacit.privacy._receipt_state import fresh_holder
 from tacit.privacy._receipts import Receipt, ReceiptError, check_charged
+from tacit.privacy.correlated import Strategy
 from tacit.privacy.events import BallsInBinsDpEvent, StreamDpEvent, check_count, leaves
-from tacit.privacy.mechanisms import GaussianStream
+from tacit.privacy.mechanisms import GaussianStream, check_strategy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,17 +121,26 @@ def save(ledger: Ledger, receipt: Receipt, secret: Secret) -> None:
     ledger._book.give(receipt.id, resuming.holder_of(receipt), "saved", secret.used, {"token": digest(secret)})
 
 
-def resume(ledger: Ledger, receipt_id: str, secret: Secret | None) -> tuple[Receipt, GaussianStream, bool]:
+def resume(
+    ledger: Ledger, receipt_id: str, secret: Secret | None, *, strategy: Strategy | None = None
+) -> tuple[Receipt, GaussianStream, bool]:
     """Resume a stream; the last value says whether it goes on exactly where it was saved.
 
     Otherwise (no secret, a used one, or releases after it) all that was leased counts as used and a new noise block
     starts. ``receipt.used`` is then the number of the next release: no row of an earlier one may be fed again.
+
+    The coefficients of its noise are those of the secret, or ``strategy``, and only without both are they computed
+    here: on another processor they come out a little different (see ``mechanisms.check_strategy``).
     """
     stated = ledger.receipt(receipt_id)
     if not isinstance(stated.event, StreamDpEvent):
         raise ReceiptError(f"Receipt {receipt_id[:8]} paid for no stream: there is nothing to resume.")
+    if secret is not None and secret.receipt == stated.id:
+        strategy = Strategy(**secret.mixer["strategy"])
+    if strategy is not None:
+        check_strategy(strategy, stated.event)  # before the state is handed out, once
     receipt, exact = _resume(ledger, stated, secret)
-    stream = GaussianStream(receipt)
+    stream = GaussianStream(receipt, strategy=strategy)
     if exact and secret is not None:
         stream._mixer = stream.strategy.mixer(secret.mixer)
     return receipt, stream, exact

@@ -9,10 +9,10 @@ from tacit.privacy.mechanisms._mechanisms import (
     laplace,
     noisy_max,
     prepare,
-    strategy_of,
 )
 from tacit.privacy.mechanisms._shards import GaussianShards, add_shard
 from tacit.privacy.mechanisms._shares import share
+from tacit.privacy.mechanisms._strategies import check_strategy, strategy_of
 
 __all__ = [
     "GaussianShards",
@@ -20,6 +20,7 @@ __all__ = [
     "Released",
     "add_shard",
     "check",
+    "check_strategy",
     "gaussian",
     "gaussian_query",
     "laplace",

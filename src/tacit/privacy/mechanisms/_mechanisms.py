@@ -25,8 +25,9 @@ from tacit.privacy._noise import NoiseKey
 from tacit.privacy._queries import BoundedSum, GridSum, Norm
 from tacit.privacy._receipt_state import released
 from tacit.privacy._receipts import Receipt, ReceiptError, consume
-from tacit.privacy.correlated import Mixer, Strategy, by_name
+from tacit.privacy.correlated import Mixer, Strategy
 from tacit.privacy.events import DpEvent, NoisyMaxDpEvent, StreamDpEvent, is_sampled, joint_noise, leaves
+from tacit.privacy.mechanisms._strategies import check_strategy, strategy_of
 
 dp.enable_features("contrib")
 
@@ -93,17 +94,18 @@ class GaussianStream:
 
     Args:
         receipt: Covers a ``StreamDpEvent``.
+        strategy: The coefficients that the stream began with, if it began elsewhere; see ``check_strategy``.
 
     Raises:
         ReceiptError: The receipt covers something else.
     """
 
-    def __init__(self, receipt: Receipt) -> None:
+    def __init__(self, receipt: Receipt, *, strategy: Strategy | None = None) -> None:
         if not isinstance(receipt, Receipt) or not isinstance(receipt.event, StreamDpEvent):
             raise ReceiptError("A noise stream needs a receipt for a stream event (tacit.privacy.events.stream).")
         self.receipt = receipt
         event = receipt.event
-        self.strategy: Strategy = strategy_of(event)
+        self.strategy: Strategy = strategy_of(event) if strategy is None else check_strategy(strategy, event)
         self.sensitivity = self.strategy.sensitivity(event.contributions, event.separation, event.blocks)
         self._mixer: Mixer = self.strategy.mixer()
         self._lock = threading.Lock()
@@ -300,18 +302,6 @@ def prepare(receipt: Receipt, numbers: int) -> None:
     """
     if receipt.live and receipt._key is not None:
         receipt._key.prepare(receipt.used, numbers)
-
-
-def strategy_of(event: StreamDpEvent) -> Strategy:
-    """The correlated-noise strategy that an event names (see ``correlated.by_name``).
-
-    Args:
-        event: The stream.
-
-    Returns:
-        The strategy over one block of the stream.
-    """
-    return by_name(event.strategy, event.steps, contributions=event.contributions, separation=event.separation)
 
 
 def _take_gaussian(receipt: Receipt, bound: float) -> tuple[dp_event.GaussianDpEvent, int, NoiseKey]:
