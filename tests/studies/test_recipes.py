@@ -156,7 +156,7 @@ def tune(study: Any, files: Path) -> Any:
         if method.repeat is not None:
             changed["repeat"] = replace(method.repeat, mean=2.0)
         if method.hypo is not None:
-            changed["hypo"] = replace(method.hypo, mean=2.0)
+            changed |= {"hypo": replace(method.hypo, mean=2.0), "epsilon": method.epsilon[:1]}  # for its ratio
         if method.subset is not None:
             changed["subset"] = replace(method.subset, mean=2.0)
         if method.training.batch_size is not None:

@@ -12,14 +12,21 @@ from torch import nn
 from tacit._context import PrivacyContext, takes_context
 from tacit._curator import Curator
 from tacit._deprecation import renamed_argument
-from tacit._guard_rails import warn_near_chance
-from tacit.data import Records, TensorRecords, unit_ids_of
+from tacit.data import TensorRecords, unit_ids_of
 from tacit.distributed import team
 from tacit.finetune._account import Promise, assumptions, check_promise, cost
 from tacit.finetune._default import default_optimizer
 from tacit.finetune._dry_run import check_labels, dry_run, rehearse_portion
-from tacit.finetune._evaluation import Evaluation, Evaluator, check_rows_alone
+from tacit.finetune._evaluation import Evaluation, Evaluator
 from tacit.finetune._features import Layers
+from tacit.finetune._fit_checks import (
+    check_receipt,
+    read_held_out,
+    rehearse_evaluation,
+    task_of,
+    tracking,
+    warn_if_blind,
+)
 from tacit.finetune._fitted import Fitted
 from tacit.finetune._linear_probe import linear_probe
 from tacit.finetune._loop import Run
@@ -30,11 +37,10 @@ from tacit.finetune._reading import try_workers, varies
 from tacit.finetune._saving import Store
 from tacit.finetune._sources import agree, prepared, read_records, workers_of
 from tacit.finetune._standardise import RowNorm, Standardise
-from tacit.finetune._tasks import Classes, Task, loss_of
+from tacit.finetune._tasks import Task, loss_of
 from tacit.finetune._team_run import TeamRun
 from tacit.finetune._updates import KNOWS_NOISE, Updater
 from tacit.finetune._workers import check_workers
-from tacit.models import head_of
 from tacit.privacy import Budget, Ledger, Neighbours, Receipt, Unit, mechanisms
 from tacit.privacy.events import check_count
 from tacit.progress import shown
@@ -183,14 +189,7 @@ def fit(
     rows = standardise if isinstance(standardise, RowNorm) else None
     paid = standardise.paid if isinstance(standardise, RowNorm) else standardise
     if receipt is not None:
-        if not (epsilon is None and ledger is None and subject is None and checkpoint is None and paid is None):
-            raise ValueError(
-                "A run on a receipt is paid for: leave epsilon, ledger, subject, checkpoint and standardise out."
-            )
-        if evaluate is not None and not evaluate.public:
-            raise ValueError("A run on a receipt has no ledger to charge an evaluation to: its data must be public.")
-        if named is not None and named != receipt.unit:
-            raise ValueError(f"This receipt is for a {receipt.unit}, not for a {named}: leave unit= out.")
+        check_receipt(receipt, named, evaluate, given=(epsilon, ledger, subject, checkpoint, paid))
         named, relation = receipt.unit, receipt.neighbours
     elif epsilon is None:
         raise ValueError("Give epsilon=, what this run may spend, or receipt=, what paid for it.")
@@ -207,13 +206,13 @@ def fit(
     how: dict[str, Any] = {"model": model, "curator": curator}
     records = read_records(data, named, unit_ids=unit_ids, rows_each=rows_each, augment=augment, **how)
     whom, ids = agree(records, named), unit_ids_of(records)
-    task, people = _task(task, classes, model), len(records) if size is None else size
+    task, people = task_of(task, classes, model), len(records) if size is None else size
     if optimizer is None:
         given = Budget(cast(float, epsilon), delta)
         optimizer = default_optimizer(given, people, scheme=scheme, task=task, rows=standardise)
     if ranks is not None and optimizer.update.rule in KNOWS_NOISE:
         raise ValueError(f"The rule {optimizer.update.rule!r} is for runs of one process.")
-    tracked = _tracked(track_loss, optimizer)
+    tracked = tracking(track_loss, optimizer)
     if ranks is not None and tracked is not None:
         raise ValueError("A run over several ranks takes no track_loss=: leave it out.")
     optimizer.check(relation, resumable=checkpoint is not None, named=ids is not None)
@@ -227,15 +226,7 @@ def fit(
     if ledger is None and checkpoint is not None:
         raise ValueError("A run can be resumed only if its ledger is a file: give ledger=.")
     check_labels(task, records, curator)
-    held_out = None
-    if evaluate is not None:
-        held_out = read_records(evaluate.data, whom, public=evaluate.public, **how)
-        check_labels(task, held_out, curator)
-        if not evaluate.public:
-            check_rows_alone(task, held_out.labels())
-            payer = None if ledger is None else ledger.get_subject(str(evaluate.subject))
-            if payer is not None:
-                payer.check_terms(unit=whom, neighbours=relation)
+    held_out = None if evaluate is None else read_held_out(evaluate, task, whom, relation, ledger, **how)
     optimizer.check_size(people, len(records))
     stops = any(each is not None and each.patience is not None for each in (evaluate, tracked))
     budget = cost(receipt, delta) if receipt is not None else Budget(epsilon or 0.0, delta)
@@ -275,14 +266,10 @@ def fit(
         like = dry_run(ready.body, ready.records, query, curator)
         try_workers(ready.records, like, workers, curator)
         rehearse_portion(query, like, expected, ready.records, ready.body)
-        if ready.held_out is not None:
+        if evaluate is not None and ready.held_out is not None:
             dry_run(ready.body, ready.held_out, curator=curator)
-            if evaluate is not None and evaluate.public:
-                trained_before = head == "keep" and receipt is None
-                looking = Evaluator(evaluate, ready.held_out, task, curator, workers)
-                scores = looking.rehearse(ready.body, few=not trained_before)
-                if trained_before:
-                    warn_if_blind(scores, ready.held_out)
+            tried = Evaluator(evaluate, ready.held_out, task, curator, workers)
+            rehearse_evaluation(tried, ready.body, ready.held_out, trained=head == "keep" and receipt is None)
         if ranks is not None:
             check_ranks(ranks, ready.body, query, f"{settings} {receipt and receipt.id}", records)
         trained = {name: p for name, p in ready.body.named_parameters() if p.requires_grad}
@@ -350,28 +337,3 @@ def fit(
         loss_curve=[] if losses is None else losses.curve,
         **(facts if ranks is None else ranks.share(facts)),  # type: ignore[arg-type]
     )
-
-
-def _tracked(how: TrackLoss | bool, optimizer: Optimizer) -> TrackLoss | None:
-    """How the loss is followed, if the optimizer allows it."""
-    if how is False:
-        return None
-    found = TrackLoss() if how is True else how
-    if not isinstance(found, TrackLoss):
-        raise TypeError(f"track_loss is True or a finetune.TrackLoss, not {type(how).__name__}.")
-    found.check(optimizer)
-    return found
-
-
-def warn_if_blind(scores: dict[str, float], held_out: Records, when: str = "before training") -> None:
-    """Say that a model is no better than a guess on public data: something does not fit."""
-    if "accuracy" in scores and held_out.scored_by == "row":
-        warn_near_chance(scores["accuracy"], held_out.labels(), when, stacklevel=5)
-
-
-def _task(task: Task | None, classes: int | None, model: nn.Module) -> Task:
-    if task is None:
-        return Classes(classes if classes is not None else head_of(model)[1].out_features)
-    if classes is not None and classes != task.outputs:
-        raise ValueError(f"classes={classes} and a task with {task.outputs} outputs do not agree.")
-    return task
