@@ -29,6 +29,7 @@ class ClipTable(TensorRecords):
     """
 
     scored_by: Literal["row", "unit"] = "unit"
+    varies = True
 
     def __init__(self, videos: VideoClips, places: int) -> None:
         if places < 1 or not places % 2:
