@@ -10,6 +10,7 @@ import io
 import multiprocessing
 import os
 import pickle
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -32,6 +33,10 @@ _UNSENDABLE = (
 _MAPPED = (
     "The activations or features of this trainable are larger than a gigabyte and lie in a file that no other process "
     "can open: run the trials here (without runner=). Nothing was charged."
+)
+_COMPUTED = (
+    "This trainable or its score holds a tensor with the graph that it was computed by, which no other process can be "
+    "sent: detach() it, or run the trials here (without runner=). Nothing was charged."
 )
 REFUSALS = (LedgerError, BudgetExceeded, ReceiptError)  # of the ledger and its receipts: they say nothing of any row
 
@@ -86,7 +91,9 @@ class Processes:
                     process: BaseProcess = context.Process(target=_work, args=given)  # it may have children of its own
                     try:
                         process.start()
-                    except Exception as error:  # whatever a trainable does when it is sent for another time
+                    except ENDING:
+                        raise
+                    except BaseException as error:  # whatever a trainable does when it is sent for another time
                         yield number, job.lost, text_of(error)
                         continue
                     finally:
@@ -145,6 +152,8 @@ class _Trying(pickle.Pickler):
             return NotImplemented
         if not self._files and value.untyped_storage().filename is not None:
             raise Refusal(_MAPPED)
+        if not self._files and value.requires_grad and not value.is_leaf:
+            raise Refusal(_COMPUTED)
         return Tensor, ()
 
 
@@ -162,8 +171,10 @@ def _work(pipe: Connection[Any, Any], sealed: bytes, threads: int) -> None:
     """Run a job. Whatever is raised goes back as text for the curator, and nothing that is printed is seen.
 
     A trainable's threads, finalizers and warnings may print what they know of rows, also when the process ends: so it
-    ends at once, and has no output.
+    ends at once, and has no output. It ends with the process that has started it, too, however that ends.
     """
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.register_at_fork(after_in_child=pipe.close)  # a child that lives on does not keep the other end waiting
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for output in (1, 2):
         os.dup2(nowhere, output)
@@ -177,6 +188,16 @@ def _work(pipe: Connection[Any, Any], sealed: bytes, threads: int) -> None:
         pipe.close()
     finally:
         os._exit(0)
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has: nobody waits for its trial, and what it would charge is wanted for others.
+
+    A search that was killed may have been started again by then, on the rest of the budget.
+    """
+    if (parent := multiprocessing.parent_process()) is not None:
+        wait([parent.sentinel])
+        os._exit(1)
 
 
 def _outcome(job: Job) -> tuple[Trial, str] | Exception:
