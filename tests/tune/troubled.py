@@ -35,9 +35,9 @@ class Panic(BaseException):
     """As compiled extensions raise it: no `Exception`."""
 
 
-def _half(pipe: Connection[Any, Any], found: bytes) -> None:
+def _half(pipe: Connection[Any, Any], found: memoryview) -> None:
     """In place of sending a result: the process dies in the middle of it."""
-    os.write(pipe.fileno(), struct.pack("!i", len(found)) + found[:10])
+    os.write(pipe.fileno(), struct.pack("!i", len(found)) + bytes(found[:10]))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -101,7 +101,7 @@ class Troubled:
                 os._exit(0)
             with open(self.file, "w") as file:
                 file.write(str(left))
-            Connection.send_bytes = _half  # type: ignore[assignment,method-assign]
+            Connection._send_bytes = _half  # type: ignore[attr-defined]
         if self.trouble == "holds a lock" and elsewhere():
             with open(self.file, "w") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)

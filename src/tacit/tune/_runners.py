@@ -11,7 +11,8 @@ import multiprocessing
 import os
 import pickle
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -40,6 +41,7 @@ _COMPUTED = (
 )
 REFUSALS = (LedgerError, BudgetExceeded, ReceiptError)  # of the ledger and its receipts: they say nothing of any row
 
+Found = tuple[Trial, str] | Exception | str  # what a trial came to, why there is none, or the text of that (private)
 Done = Iterator[tuple[int, Trial, str]]  # which job, what came out, and what went wrong (for the curator)
 
 
@@ -180,11 +182,7 @@ def _work(pipe: Connection[Any, Any], sealed: bytes, threads: int) -> None:
         os.dup2(nowhere, output)
     try:
         torch.set_num_threads(threads)
-        found = pickle.dumps(_outcome(pickle.loads(sealed)))  # bytes: memory that is shared goes with this process
-    except BaseException as error:
-        found = pickle.dumps(text_of(error))
-    try:
-        pipe.send_bytes(found)
+        pipe.send_bytes(outcome(sealed))  # bytes: memory that is shared goes with this process
         pipe.close()
     finally:
         os._exit(0)
@@ -200,26 +198,53 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _outcome(job: Job) -> tuple[Trial, str] | Exception:
+def outcome(sealed: bytes, dumps: Callable[[Found], bytes] = pickle.dumps) -> bytes:
+    """Run a pickled job, in another process; what comes of it as bytes, for `opened`. Nothing is raised.
+
+    Args:
+        sealed: The job.
+        dumps: Pickles.
+
+    Returns:
+        The trial with what went wrong, an error of the ledger, or the text of any other.
+    """
+    try:
+        return dumps(_outcome(pickle.loads(sealed)))
+    except BaseException as error:
+        return dumps(text_of(error))
+
+
+def _outcome(job: Job) -> Found:
     try:
         return job.run()
     except REFUSALS as error:
         return error
 
 
-def _received(pipe: Any, job: Job) -> tuple[Trial, str]:
-    """What a process says of its job; a trial whose result cannot be read is lost, and the curator knows why."""
-    found: tuple[Trial, str] | Exception | str
+def opened(found: bytes) -> Found:
+    """What `outcome` says; a model's class may do anything when it is read, and its text is for the curator.
+
+    Args:
+        found: Pickled.
+
+    Returns:
+        The same, or the text of what was raised.
+    """
     try:
-        if not pipe.poll():
-            raise EOFError
-        found = pickle.loads(pipe.recv_bytes())
-    except (EOFError, OSError):
-        found = "the process ended without a word"
+        said: Found = pickle.loads(found)
     except ENDING:
         raise
-    except BaseException as error:  # whatever a model's class does when it is read
-        found = text_of(error)
+    except BaseException as error:
+        return text_of(error)
+    return said
+
+
+def _received(pipe: Any, job: Job) -> tuple[Trial, str]:
+    """What a process says of its job; a trial whose result cannot be read is lost, and the curator knows why."""
+    found: Found = "the process ended without a word"
+    with suppress(EOFError, OSError):
+        if pipe.poll():
+            found = opened(pipe.recv_bytes())
     if isinstance(found, Exception):
         raise found
     return (job.lost, found) if isinstance(found, str) else found
