@@ -235,6 +235,12 @@ def event_within(trainable: Trainable, point: Hyperparameters, mu: float, neighb
 
 
 def released(values: Tensor, receipt: Receipt, size: int) -> float:
-    """The mean of the units' numbers, noised: their sum on a receipt, over the public size. NaN counts as 0."""
+    """The mean of the units' numbers, noised: their sum on a receipt, over the public size. NaN counts as 0.
+
+    Raises:
+        Refusal: There are several numbers per unit: their sums would have more noise than a trial says.
+    """
+    if values.dim() != 1:
+        raise Refusal("A score is one number per unit, in one dimension.")
     noisy = mechanisms.gaussian_query(grid_sum(values.detach().cpu(), low=0.0, high=1.0, grid=GRID), receipt)
     return float(noisy[0]) / size
