@@ -9,6 +9,7 @@ from typing import Any
 import optuna
 import pytest
 from made_up import Steady
+from torch import Tensor
 
 from tacit import tune
 from tacit._refusals import Refusal
@@ -163,6 +164,25 @@ def test_what_an_event_raises_is_for_the_curator() -> None:
         )
     assert "fever" not in str(refused.value)
     assert "fever" in told[0].details
+    assert ledger.entries() == []
+
+
+# A score
+
+
+class Wide(Steady):
+    """Scores each class of a unit, where one number per unit is wanted: the first alone would count."""
+
+    def score(self, model: float) -> Tensor:
+        return super().score(model)[:, None].expand(-1, 3)
+
+
+@pytest.mark.parametrize("search", [name for name in SEARCHES if name not in ("train", "subset")])
+def test_a_score_has_one_number_per_unit(search: str) -> None:
+    ledger, told = Ledger("sqlite://"), list[Any]()
+    with pytest.raises(Refusal, match=r"The score failed in a dry run.*Nothing was charged"):
+        SEARCHES[search](Wide(), BOX, TWO, ledger=ledger, subject="people", curator=told.append)
+    assert "one number per unit" in told[0].details
     assert ledger.entries() == []
 
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -43,6 +49,7 @@ def charges(ledger: Ledger) -> int:
         "has no price",
         "does not arrive",
         "is not sent again",
+        "panics when it is sent again",
     ],
 )
 def test_what_goes_wrong_in_a_process_is_heard_by_the_curator_alone(
@@ -130,6 +137,65 @@ def test_a_process_that_is_stopped_has_ended_when_its_search_goes_on(ledger: Led
     running.close()  # type: ignore[attr-defined]
     assert children
     assert not any(child.is_alive() for child in children)
+
+
+def test_a_trial_that_dies_as_it_answers_holds_nothing_up_whoever_has_its_pipe(ledger: Ledger, tmp_path: Path) -> None:
+    mine = Troubled("dies as it answers and leaves a child", file=str(tmp_path / "child"))
+    with pytest.raises(tune.RunFailed, match="All 1 trials failed"):
+        tune.grid_search(mine, BOX, ONE, ledger=ledger, subject="people", points=1, runner=tune.Processes(1))
+    os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)  # after a minute the file is gone
+
+
+SEARCH = """
+from troubled import Troubled
+from tacit import tune
+from tacit.privacy import Budget, Ledger
+tune.grid_search(
+    Troubled("holds a lock", file="lock"), tune.Space(lr=(0.01, 1.0), steps=(2, 2)), Budget(1.0, 1e-5),
+    ledger=Ledger("sqlite:///ledger.db"), subject="people", points=2, runner=tune.Processes(1),
+)
+"""
+
+
+def test_a_trial_does_not_outlive_a_search_that_is_killed(tmp_path: Path) -> None:
+    """It would go on for hours, and charge what a search that is started again has counted on."""
+    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    searching = subprocess.Popen([sys.executable, "-c", SEARCH], cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths})
+    lock = tmp_path / "lock"
+    while not (lock.exists() and lock.read_text()):
+        assert searching.poll() is None
+        time.sleep(0.1)
+    searching.kill()
+    searching.wait()
+    assert released(lock), os.kill(int(lock.read_text()), signal.SIGKILL)
+
+
+def released(lock: Path) -> bool:
+    """Whether nobody holds a lock on a file, after a minute at most."""
+    until = time.monotonic() + 60
+    with lock.open() as file:
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.1)
+            else:
+                return True
+    return False
+
+
+class Computed(Troubled):
+    """Has a tensor that no queue takes."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.kept = torch.ones(3, requires_grad=True) * 2
+
+
+def test_a_tensor_with_its_graph_is_refused_before_a_charge(ledger: Ledger) -> None:
+    with pytest.raises(Refusal, match=r"detach\(\) it"):
+        tune.grid_search(Computed(), BOX, ONE, ledger=ledger, subject="people", points=1, runner=tune.Processes(1))
+    assert ledger.entries() == []
 
 
 def poisson(**more: Any) -> tune.Finetuning:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from made_up import breaks, descent, dies, half, right, trains, works
 from torch import distributed
+from troubled import SECRET, Troubled
 
 from tacit import CuratorEvent, tune
 from tacit.distributed import Team
@@ -119,6 +120,24 @@ def test_a_task_that_fails_keeps_its_words(ledger: Ledger, capfd: pytest.Capture
     assert errors == ["ArithmeticError: patient 17 has a fever"] * 2
     assert "patient" not in str(failed.value) + repr(failed.value.result) + "".join(capfd.readouterr())
     assert len(mus(ledger)) == 4, "both stay charged"
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(
+    "trouble", ["cannot be pickled", "cannot be read", "is not sent again", "panics when it is sent again"]
+)
+def test_what_cannot_be_sent_or_read_is_heard_by_the_curator_alone(
+    trouble: str, ledger: Ledger, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ray prints what it cannot read, and raises what it cannot send."""
+    told: list[str] = []
+    mine = Troubled(trouble)
+    with pytest.raises(tune.RunFailed, match="All 1 trials failed") as failed:
+        search(ledger, mine, points=1, score=mine.score, curator=lambda event: told.append(event.error))
+    assert len(told) == 1
+    assert SECRET in told[0]
+    assert SECRET not in str(failed.value) + "".join(capfd.readouterr())
 
 
 @pytest.mark.cluster

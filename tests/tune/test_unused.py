@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from tacit import tune
 from tacit.privacy import Budget, Ledger, Receipt, ReceiptError, events, grid_sum, mechanisms
 from tacit.privacy._receipts import check_used
 from tacit.tune import _ray_runner as ray_runner
+from tacit.tune._runners import opened, outcome
 from tacit.tune._trials import Job
 
 BOX = tune.Space(lr=(0.1, 1.0), steps=(2, 2))
@@ -98,8 +100,8 @@ def test_a_task_hands_the_error_over_as_a_value(tmp_path: Path) -> None:
             ledger=ledger.url,
             note="",
         )
-        said = ray_runner._work(job, 1)
-    assert isinstance(said, ReceiptError)
+        said = outcome(pickle.dumps(job))  # what a task returns
+    assert isinstance(opened(said), ReceiptError)
     ray = SimpleNamespace(get=lambda _: said, exceptions=SimpleNamespace(RayError=ArithmeticError))
     with pytest.raises(ReceiptError, match="Nothing was released"):
         ray_runner._received(ray, None, job)

@@ -120,7 +120,7 @@ def random_search(
     )
     if several:
         mu, mu_score = equal.share(budget, trials, size=session.size, precision=precision, scores=scores)
-    sampled = is_sampled(trainable, space)
+    sampled = is_sampled(trainable, space, curator)
     mu = equal.declare(session, points, mu, mu_score, budget, unit=unit, sampled=sampled)
     with shown(progress) as bar:
         session = replace(session, progress=bar)
@@ -240,7 +240,7 @@ def grid_search(
     else:
         mu = each.mu
         mu_score = score_share(each, mu, 1, size=session.size, precision=precision, scores=scores)
-    sampled = is_sampled(trainable, space)
+    sampled = is_sampled(trainable, space, curator)
     mu = equal.declare(session, places, mu, mu_score, budget, unit=unit, sampled=sampled, fixed=each is not None)
     with shown(progress) as bar:
         session = replace(session, progress=bar)

@@ -58,7 +58,7 @@ def declare(
     scores = [] if mu_score is None else [events.gaussian(relation.factor / mu_score)] * len(points)
 
     def everything(mu: float) -> list[DpEvent]:
-        return [event_of(session.trainable, point, mu, relation) for point in points] + scores
+        return [event_of(session.trainable, point, mu, relation, session.curator) for point in points] + scores
 
     def cost(mu: float) -> Guarantee:
         return accounting.guarantee(events.compose(everything(mu)), delta=session.delta, neighbours=relation)

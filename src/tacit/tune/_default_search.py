@@ -134,7 +134,7 @@ def default_search(
         found = default_of(trainable, mu, default, curator)
         if found is None:
             raise ValueError("This trainable has no default of its own: give default=, or use linear_scaling.")
-        if sampled_at(trainable, found):
+        if sampled_at(trainable, found, curator):
             raise ValueError("This trainable subsamples its batches, which no single mu prices: use random_search.")
         return found
 

@@ -104,7 +104,7 @@ def adam_without_second_moment(
     relation, people = Neighbours(neighbours), needed(size_of(trainable, size), "size")
     mu = budget.mu * SHAVE
     point = Hyperparameters(lr=lr, steps=steps, batch_size=batch_size, clip=clip)
-    by_chance = sampled_at(trainable, point)
+    by_chance = sampled_at(trainable, point, curator)
     unit = unit_of(trainable, unit)
     session = SearchSession(
         trainable=trainable,
@@ -117,10 +117,10 @@ def adam_without_second_moment(
     )
     if by_chance and batch_size is None:
         raise ValueError("Give batch_size=, the mean size of the batches that are drawn: sums are divided by it.")
-    _sigma(event_of(trainable, point, mu, relation))
+    _sigma(event_of(trainable, point, mu, relation, curator))
     rehearse(trainable, point, mu, relation, curator=curator)
     mu = declare(session, [point], mu, None, budget, unit=unit, sampled=by_chance)
-    event = event_of(trainable, point, mu, relation)
+    event = event_of(trainable, point, mu, relation, curator)
     noise = _sigma(event) * (1.0 if clip is None else clip) / (batch_size if by_chance and batch_size else people)
     found = Hyperparameters(lr=lr / (noise + stabiliser), steps=steps, batch_size=batch_size, clip=clip)
     return Tuned(

@@ -65,6 +65,7 @@ def plan_dp_hypo(
     scores: float = 0.1,
     unit: Unit | str | None = None,
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
+    curator: Curator | None = None,
 ) -> Repeats:
     """What `dp_hypo` will charge with these arguments: one event that meets the budget.
 
@@ -79,6 +80,7 @@ def plan_dp_hypo(
         scores: The largest share of mu^2 that scores may take.
         unit: The kind of unit; by default that of the trainable or score.
         neighbours: The neighbouring relation.
+        curator: Called with a `tacit.ErrorEvent` if the trainable cannot say what it releases.
 
     Returns:
         What the search charges, and what one trial may spend.
@@ -91,7 +93,7 @@ def plan_dp_hypo(
         raise ValueError(f"A search has at least one trial in the mean, and finitely many; got {mean}.")
     number = Number(mean=mean * ratio, shape=1.0, tilt=math.log(ratio))
     try:
-        return planned(trainable, space, budget, number, size, precision, scores, unit, neighbours)
+        return planned(trainable, space, budget, number, size, precision, scores, unit, neighbours, curator)
     except UnsupportedEvent as error:
         if ratio == 1:
             raise
@@ -177,6 +179,7 @@ def dp_hypo(
         scores=scores,
         unit=unit,
         neighbours=neighbours,
+        curator=curator,
     )
     tilt = _checked(ratio, budget)
     halt = halting_besides(mean, tilt)

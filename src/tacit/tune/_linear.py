@@ -166,10 +166,10 @@ def linear_scaling(
     chance = chance_of(draw_seed)
     whole, last, fixed = space, None, None
     left = [made.left_after(number) for number in range(1, len(made.sweeps) + 1)]
-    if is_sampled(trainable, space):  # then nothing follows anything: a plan is made before the first score
+    if is_sampled(trainable, space, curator):  # then nothing follows anything: a plan is made before the first score
         fixed = [_points(space, (0.0, 1.0), made.trials, draw, way, chance) for _ in made.sweeps]
         space = fixed_steps(space)
-        made, planned = plan_sampled(trainable, made, fixed, space)
+        made, planned = plan_sampled(trainable, made, fixed, space, curator)
         last, left = planned[-1], [made.mu_final] * len(left)
     known = [default_of(trainable, mu, default, curator) for mu in left]  # after each sweep, before any is paid for
     if fixed:
@@ -303,7 +303,7 @@ def train(
     equal.check_budget(budget)
     mu = budget.mu * SHAVE
     rehearse(trainable, hyperparameters, mu, relation, curator=curator)
-    sampled = sampled_at(trainable, hyperparameters)
+    sampled = sampled_at(trainable, hyperparameters, curator)
     mu = equal.declare(session, [hyperparameters], mu, None, budget, unit=unit, sampled=sampled)
     return Tuned(
         model=session.train(hyperparameters, mu, note="run"),

@@ -104,7 +104,7 @@ def optuna_search(
     optuna = _optuna()
     if len(study.directions) != 1 or study.direction != optuna.study.StudyDirection.MAXIMIZE:
         raise ValueError("Scores are the higher the better: create the study with direction='maximize'.")
-    if is_sampled(trainable, space):
+    if is_sampled(trainable, space, curator):
         raise ValueError(
             "A sampler chooses each run by what was released before, and subsampled batches compose only if all "
             "runs are fixed in advance: take steps over everybody, or random_search."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +17,10 @@ import torch
 from torch.distributed import TCPStore, init_process_group  # type: ignore[attr-defined]
 
 from tacit._curator import Curator
+from tacit._refusals import ENDING, text_of
 from tacit.distributed import Team
 from tacit.privacy import Ledger, ReceiptError
-from tacit.tune._runners import REFUSALS, Done, check_shared
+from tacit.tune._runners import Done, Found, check_shared, opened, outcome
 from tacit.tune._trials import Job, Trial
 
 _SILENCE = timedelta(minutes=30)  # after which ranks of a trial give each other up
@@ -86,9 +88,16 @@ class RayRunner:
             while waiting or running:
                 while waiting and len(running) < self.workers:
                     number, job = waiting.pop(0)
-                    trial = start(_everywhere(job))
+                    try:
+                        sealed = ray.cloudpickle.dumps(_everywhere(job))  # Ray prints what it cannot read by itself
+                    except ENDING:
+                        raise
+                    except BaseException as error:  # whatever a trainable does when it is sent for another time
+                        yield number, job.lost, text_of(error)
+                        continue
+                    trial = start(sealed)
                     running[trial.result] = (number, job, trial)
-                for reference in ray.wait(list(running), num_returns=1)[0]:
+                for reference in ray.wait(list(running), num_returns=1)[0] if running else ():
                     number, job, trial = running.pop(reference)
                     found = _received(ray, reference, job)
                     trial.end(received=True)
@@ -101,10 +110,10 @@ class RayRunner:
 class _OneRank:
     """A trial as one task."""
 
-    def __init__(self, ray: Any, job: Job, *, threads: int, ranks: int) -> None:
+    def __init__(self, ray: Any, sealed: bytes, *, threads: int, ranks: int) -> None:
         del ranks
         self._ray = ray
-        self.result = ray.remote(num_cpus=threads, max_retries=0)(_work).remote(job, threads)
+        self.result = ray.remote(num_cpus=threads, max_retries=0)(_work).remote(sealed, threads)
 
     def end(self, *, received: bool) -> None:
         """Stop it, if its result was not received: Ray ends this process if a task is cancelled while it completes."""
@@ -115,7 +124,7 @@ class _OneRank:
 class _ManyRanks:
     """The processes of one trial; `result` is what its first rank returns."""
 
-    def __init__(self, ray: Any, job: Job, *, threads: int, ranks: int) -> None:
+    def __init__(self, ray: Any, sealed: bytes, *, threads: int, ranks: int) -> None:
         self._ray = ray
         self._room = ray.util.placement_group([{"CPU": threads}] * ranks, strategy="PACK")  # all of it, or none
         rank = ray.remote(num_cpus=threads, max_restarts=0, max_task_retries=0)(_Rank)
@@ -123,8 +132,8 @@ class _ManyRanks:
         self._ranks = [rank.options(scheduling_strategy=at(self._room, i)).remote(threads) for i in range(ranks)]
         leader, *others = self._ranks
         address = leader.open.remote()
-        self.result = leader.lead.remote(job, ranks)
-        self._helping = [each.follow.remote(job, address, i, ranks) for i, each in enumerate(others, 1)]
+        self.result = leader.lead.remote(sealed, ranks)
+        self._helping = [each.follow.remote(sealed, address, i, ranks) for i, each in enumerate(others, 1)]
 
     def end(self, *, received: bool) -> None:
         """A trial is over once its first rank has answered: whatever still runs is killed."""
@@ -150,42 +159,43 @@ class _Rank:
         self._store = store
         return here, store.port
 
-    def lead(self, job: Job, ranks: int) -> tuple[Trial, str] | Exception:
+    def lead(self, sealed: bytes, ranks: int) -> bytes:
         """Charge, train with the others, score."""
         init_process_group("gloo", store=self._store, rank=0, world_size=ranks, timeout=_SILENCE)
-        return _work(job, self._threads)
+        return _work(sealed, self._threads)
 
-    def follow(self, job: Job, address: tuple[str, int], rank: int, ranks: int) -> None:
+    def follow(self, sealed: bytes, address: tuple[str, int], rank: int, ranks: int) -> None:
         """Train along; if that fails the process ends, the first rank loses a peer, and the trial fails."""
         torch.set_num_threads(self._threads)
         store = TCPStore(*address, is_master=False, timeout=_SILENCE)
         init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=_SILENCE)
         try:
+            job: Job = pickle.loads(sealed)
             job.help(Team(rank, ranks))
         except BaseException:  # its text may quote rows
             os._exit(1)
 
 
-def _work(job: Job, threads: int) -> tuple[Trial, str] | Exception:
+def _work(sealed: bytes, threads: int) -> bytes:
+    """Run a job; what comes of it is a value, for what a task raises, or cannot hand back, Ray prints."""
+    from ray import cloudpickle
+
     torch.set_num_threads(threads)
-    try:
-        return job.run()
-    except REFUSALS as error:  # as a value: what a task raises, Ray prints with its traceback
-        return error
+    return outcome(sealed, cloudpickle.dumps)
 
 
 def _received(ray: Any, reference: Any, job: Job) -> tuple[Trial, str]:
+    found: Found
     try:
-        found: tuple[Trial, str] | Exception = ray.get(reference)
+        found = opened(ray.get(reference))
     except ray.exceptions.RayError as error:  # killed
         found = error
     if isinstance(found, ReceiptError):  # nothing was released: no result of this search is private
         raise found
     if isinstance(found, Exception):
-        lost = Trial(hyperparameters=job.hyperparameters, mu=job.mu, score=None)
         reason = (str(found).strip().splitlines() or [""])[-1]
-        return lost, f"the task ended without a result ({type(found).__name__}: {reason})"
-    return found
+        found = f"the task ended without a result ({type(found).__name__}: {reason})"
+    return (job.lost, found) if isinstance(found, str) else found
 
 
 def _everywhere(job: Job) -> Job:

@@ -14,14 +14,13 @@ from tacit.privacy import Ledger, Neighbours, events, rehearsal, sampling
 from tacit.tune._runners import Runner, SendingRunner
 from tacit.tune._search import unit_of
 from tacit.tune._space import Hyperparameters, Space
-from tacit.tune._trainable import Sampled, Score, Trainable
+from tacit.tune._trainable import FAILED, Sampled, Score, Trainable, event_with, sampled_at
 from tacit.tune._trials import event_of, event_within, released, trained
 
 _FAILED = (
     "The {what} failed in a dry run at {point}. Nothing was charged. What went wrong may reveal rows: see curator= "
     "(curator=print, beside the data)."
 )
-_PRICE = "The trainable's `event` failed. Nothing was charged. What went wrong may reveal rows: see curator=."
 _STEPS = 20  # at most: a dry run need not be long
 
 
@@ -85,11 +84,12 @@ def rehearse(
         sending.check((trainable, score), ledger, curator)
     points = (point, *others)
     for each in points:
-        attempt(event_within, trainable, each, mu, relation, sentence=_PRICE, curator=curator)
+        attempt(event_within, trainable, each, mu, relation, sentence=FAILED.format("event"), curator=curator)
     point = replace(point, steps=min(point.steps, _STEPS))
-    sampled = isinstance(trainable, Sampled) and trainable.sampled(point)
-    event = trainable.event_with(point, 1.0) if isinstance(trainable, Sampled) and sampled else None
-    event = event or event_of(trainable, point, mu, relation)
+    if isinstance(trainable, Sampled) and sampled_at(trainable, point, curator):
+        event = event_with(trainable, point, 1.0, curator)
+    else:
+        event = event_of(trainable, point, mu, relation, curator)
     with sampling.restored_generators():  # not secret: what comes of them is thrown away
         model, wrong = trained(trainable, point, mu, rehearsal(event, unit=unit, neighbours=relation))
         what = "trainable" if wrong else ""

@@ -22,7 +22,7 @@ from tacit.tune._repeat_plan import Repeats, plan_repeats
 from tacit.tune._search import Tuned, check_score, needed, unit_of, without_model
 from tacit.tune._space import Hyperparameters, Space
 from tacit.tune._trainable import Score, Trainable, check_space, score_of, size_of
-from tacit.tune._trials import Trial, event_of, released, trained
+from tacit.tune._trials import Trial, event_within, released, trained
 
 Outcome = tuple[float, tuple[Any, Hyperparameters]]  # a noisy score, and what it is of
 RunTrial = Callable[[selection.SelectionTrial, Hyperparameters], Outcome]
@@ -109,6 +109,7 @@ def repeat_and_select(
         scores=scores,
         unit=unit,
         neighbours=neighbours,
+        curator=curator,
     )
 
     def trials(each: Iterator[selection.SelectionTrial], run: RunTrial) -> Iterator[Outcome]:
@@ -173,7 +174,9 @@ def carried_out(
         with quiet():
             try:
                 paid = trial.pay(_training(trainable, point, plan, receipt.neighbours))
-            except Exception as error:  # a point that costs more than was planned loses
+            except ENDING:
+                raise
+            except BaseException as error:  # a point that costs more than was planned, or has no price, loses
                 wrong = f"{type(error).__name__}: {error}"
             else:
                 model, wrong = trained(trainable, point, plan.mu, paid)
@@ -211,7 +214,7 @@ def _training(trainable: Trainable, point: Hyperparameters, plan: Repeats, neigh
     """What a trial at this point releases: no more than was planned, or it is refused when it asks for a receipt."""
     if gaussian_noise(plan.training) is None:
         return plan.training
-    return event_of(trainable, point, plan.mu, neighbours)
+    return event_within(trainable, point, plan.mu, neighbours)
 
 
 class Numbers(random.Random):

@@ -9,13 +9,14 @@ from typing import Any
 
 from dp_accounting import dp_event
 
+from tacit._curator import Curator
 from tacit.privacy import Budget, Guarantee, Neighbours, Unit, accounting, events, mu_of
 from tacit.privacy.events import DpEvent, gaussian_noise, same
 from tacit.tune._budget_split import check_budget
 from tacit.tune._plan import SHAVE, score_share
 from tacit.tune._search import needed, unit_of
 from tacit.tune._space import Hyperparameters, Space
-from tacit.tune._trainable import Sampled, Trainable, size_of
+from tacit.tune._trainable import Sampled, Trainable, event_with, size_of
 from tacit.tune._trials import event_of
 
 
@@ -50,6 +51,7 @@ def plan_repeats(
     scores: float = 0.1,
     unit: Unit | str | None = None,
     neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
+    curator: Curator | None = None,
 ) -> Repeats:
     """What `repeat_and_select` will charge with these arguments: one event that meets the budget.
 
@@ -68,12 +70,13 @@ def plan_repeats(
         scores: The largest share of mu^2 that scores may take.
         unit: The kind of unit; by default that of the trainable or score.
         neighbours: The neighbouring relation.
+        curator: Called with a `tacit.ErrorEvent` if the trainable cannot say what it releases.
 
     Returns:
         What the search charges, and what one trial may spend.
     """
     number = Number(mean=float(mean), shape=float(shape))
-    return planned(trainable, space, budget, number, size, precision, scores, unit, neighbours)
+    return planned(trainable, space, budget, number, size, precision, scores, unit, neighbours, curator)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +111,7 @@ def planned(
     scores: float,
     unit: Unit | str | None,
     neighbours: Neighbours | str,
+    curator: Curator | None,
 ) -> Repeats:
     """The largest trial with which the winner is within the budget."""
     check_budget(budget)
@@ -123,8 +127,8 @@ def planned(
     mu = math.sqrt(mu**2 - mu_score**2)
     ends = [space.decompose(end) for end in space.ends]
     training = events.gaussian(relation.factor / mu)
-    if any(gaussian_noise(event_of(trainable, end, mu, relation)) is None for end in ends):
-        training = _sampled(trainable, ends, budget, relation, whole)
+    if any(gaussian_noise(event_of(trainable, end, mu, relation, curator)) is None for end in ends):
+        training = _sampled(trainable, ends, budget, relation, whole, curator)
         alone = accounting.guarantee(training, delta=budget.delta, neighbours=relation)
         mu = mu_of(alone.epsilon, budget.delta)
     final_run_guarantee = accounting.guarantee(training, delta=budget.delta, neighbours=relation, unit=unit)
@@ -133,17 +137,24 @@ def planned(
     )
 
 
-def _sampled(trainable: Any, ends: list[Hyperparameters], budget: Budget, relation: Neighbours, whole: Any) -> DpEvent:
+def _sampled(
+    trainable: Any,
+    ends: list[Hyperparameters],
+    budget: Budget,
+    relation: Neighbours,
+    whole: Any,
+    curator: Curator | None,
+) -> DpEvent:
     """The event of a run with Poisson batches, the same for every point, with the noise that fits the budget."""
     if not isinstance(trainable, Sampled):
         raise ValueError("This trainable releases more than Gaussian sums over everybody, and has no event_with.")
-    first, last = (trainable.event_with(end, 1.0) for end in ends)
+    first, last = (event_with(trainable, end, 1.0, curator) for end in ends)
     if not same(first, last):
         raise ValueError(
             "Subsampled batches cost differently with other steps or batches, and all trials of this search must "
             "cost the same: fix steps and batch_size in the space (equal ends)."
         )
-    one = partial(trainable.event_with, ends[0])
+    one = partial(event_with, trainable, ends[0], curator=curator)
     return one(accounting.noise_multiplier(budget, lambda noise: whole(one(noise)), neighbours=relation))
 
 

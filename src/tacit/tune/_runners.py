@@ -10,7 +10,9 @@ import io
 import multiprocessing
 import os
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -33,8 +35,13 @@ _MAPPED = (
     "The activations or features of this trainable are larger than a gigabyte and lie in a file that no other process "
     "can open: run the trials here (without runner=). Nothing was charged."
 )
+_COMPUTED = (
+    "This trainable or its score holds a tensor with the graph that it was computed by, which no other process can be "
+    "sent: detach() it, or run the trials here (without runner=). Nothing was charged."
+)
 REFUSALS = (LedgerError, BudgetExceeded, ReceiptError)  # of the ledger and its receipts: they say nothing of any row
 
+Found = tuple[Trial, str] | Exception | str  # what a trial came to, why there is none, or the text of that (private)
 Done = Iterator[tuple[int, Trial, str]]  # which job, what came out, and what went wrong (for the curator)
 
 
@@ -86,7 +93,9 @@ class Processes:
                     process: BaseProcess = context.Process(target=_work, args=given)  # it may have children of its own
                     try:
                         process.start()
-                    except Exception as error:  # whatever a trainable does when it is sent for another time
+                    except ENDING:
+                        raise
+                    except BaseException as error:  # whatever a trainable does when it is sent for another time
                         yield number, job.lost, text_of(error)
                         continue
                     finally:
@@ -145,6 +154,8 @@ class _Trying(pickle.Pickler):
             return NotImplemented
         if not self._files and value.untyped_storage().filename is not None:
             raise Refusal(_MAPPED)
+        if not self._files and value.requires_grad and not value.is_leaf:
+            raise Refusal(_COMPUTED)
         return Tensor, ()
 
 
@@ -162,43 +173,78 @@ def _work(pipe: Connection[Any, Any], sealed: bytes, threads: int) -> None:
     """Run a job. Whatever is raised goes back as text for the curator, and nothing that is printed is seen.
 
     A trainable's threads, finalizers and warnings may print what they know of rows, also when the process ends: so it
-    ends at once, and has no output.
+    ends at once, and has no output. It ends with the process that has started it, too, however that ends.
     """
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.register_at_fork(after_in_child=pipe.close)  # a child that lives on does not keep the other end waiting
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for output in (1, 2):
         os.dup2(nowhere, output)
     try:
         torch.set_num_threads(threads)
-        found = pickle.dumps(_outcome(pickle.loads(sealed)))  # bytes: memory that is shared goes with this process
-    except BaseException as error:
-        found = pickle.dumps(text_of(error))
-    try:
-        pipe.send_bytes(found)
+        pipe.send_bytes(outcome(sealed))  # bytes: memory that is shared goes with this process
         pipe.close()
     finally:
         os._exit(0)
 
 
-def _outcome(job: Job) -> tuple[Trial, str] | Exception:
+def _end_with_parent() -> None:
+    """End this process when its parent has: nobody waits for its trial, and what it would charge is wanted for others.
+
+    A search that was killed may have been started again by then, on the rest of the budget.
+    """
+    if (parent := multiprocessing.parent_process()) is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def outcome(sealed: bytes, dumps: Callable[[Found], bytes] = pickle.dumps) -> bytes:
+    """Run a pickled job, in another process; what comes of it as bytes, for `opened`. Nothing is raised.
+
+    Args:
+        sealed: The job.
+        dumps: Pickles.
+
+    Returns:
+        The trial with what went wrong, an error of the ledger, or the text of any other.
+    """
+    try:
+        return dumps(_outcome(pickle.loads(sealed)))
+    except BaseException as error:
+        return dumps(text_of(error))
+
+
+def _outcome(job: Job) -> Found:
     try:
         return job.run()
     except REFUSALS as error:
         return error
 
 
-def _received(pipe: Any, job: Job) -> tuple[Trial, str]:
-    """What a process says of its job; a trial whose result cannot be read is lost, and the curator knows why."""
-    found: tuple[Trial, str] | Exception | str
+def opened(found: bytes) -> Found:
+    """What `outcome` says; a model's class may do anything when it is read, and its text is for the curator.
+
+    Args:
+        found: Pickled.
+
+    Returns:
+        The same, or the text of what was raised.
+    """
     try:
-        if not pipe.poll():
-            raise EOFError
-        found = pickle.loads(pipe.recv_bytes())
-    except (EOFError, OSError):
-        found = "the process ended without a word"
+        said: Found = pickle.loads(found)
     except ENDING:
         raise
-    except BaseException as error:  # whatever a model's class does when it is read
-        found = text_of(error)
+    except BaseException as error:
+        return text_of(error)
+    return said
+
+
+def _received(pipe: Any, job: Job) -> tuple[Trial, str]:
+    """What a process says of its job; a trial whose result cannot be read is lost, and the curator knows why."""
+    found: Found = "the process ended without a word"
+    with suppress(EOFError, OSError):
+        if pipe.poll():
+            found = opened(pipe.recv_bytes())
     if isinstance(found, Exception):
         raise found
     return (job.lost, found) if isinstance(found, str) else found

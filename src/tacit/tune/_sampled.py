@@ -11,19 +11,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
+from tacit._curator import Curator
 from tacit.privacy import accounting, events, mu_of
 from tacit.privacy.events import DpEvent
 from tacit.tune._plan import Plan
 from tacit.tune._space import Hyperparameters, Space
-from tacit.tune._trainable import Sampled, Trainable, sampled_at
+from tacit.tune._trainable import Sampled, Trainable, event_with, sampled_at
 from tacit.tune._trials import event_of
 
 
-def is_sampled(trainable: Trainable, space: Space) -> TypeGuard[Sampled]:
+def is_sampled(trainable: Trainable, space: Space, curator: Curator | None = None) -> TypeGuard[Sampled]:
     """Whether any point of the box has Poisson-subsampled batches."""
     sizes: tuple[int | None, ...] = (None,) if space.batch_size is None else space.batch_size
     corners = (replace(space.decompose(end), batch_size=size) for end in space.ends for size in sizes)
-    return any(sampled_at(trainable, corner) for corner in corners)
+    return any(sampled_at(trainable, corner, curator) for corner in corners)
 
 
 def fixed_steps(space: Space) -> Space:
@@ -38,6 +39,7 @@ def plan_sampled(
     plan: Plan,
     sweeps: Sequence[Sequence[Hyperparameters]],
     final: Space,
+    curator: Curator | None = None,
 ) -> tuple[Plan, list[DpEvent]]:
     """The plan as it is by PLD, and every event of the search, to be declared to the ledger; the last is the final run.
 
@@ -46,7 +48,7 @@ def plan_sampled(
     """
     relation, budget = plan.neighbours, plan.budget
     runs = [
-        event_of(trainable, point, mu, relation)
+        event_of(trainable, point, mu, relation, curator)
         for mu, points in zip(plan.sweeps, sweeps, strict=True)
         for point in points
     ]
@@ -54,10 +56,10 @@ def plan_sampled(
     point = final.decompose(final.ends[1])
 
     def everything(noise: float) -> DpEvent:
-        return events.compose([*runs, *scores, trainable.event_with(point, noise)])
+        return events.compose([*runs, *scores, event_with(trainable, point, noise, curator)])
 
     noise = accounting.noise_multiplier(budget, everything, neighbours=relation)
-    last = trainable.event_with(point, noise)
+    last = event_with(trainable, point, noise, curator)
     whole = accounting.guarantee(everything(noise), delta=budget.delta, neighbours=relation, unit=plan.unit)
     alone = accounting.guarantee(last, delta=budget.delta, neighbours=relation)
     return replace(plan, mu_final=mu_of(alone.epsilon, budget.delta), composed=whole), [*runs, *scores, last]

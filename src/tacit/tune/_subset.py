@@ -8,16 +8,19 @@ from typing import Any, Literal
 
 from tacit._context import IN_CONTEXT, PrivacyContext, takes_context
 from tacit._curator import Curator
+from tacit._refusals import Refusal, attempt
 from tacit.privacy import Budget, Guarantee, Ledger, Neighbours, Unit
+from tacit.privacy.events import DpEvent
 from tacit.tune._budget_split import check_budget
 from tacit.tune._plan import SHAVE
 from tacit.tune._rehearsal import ends, lowest, rehearse
 from tacit.tune._repeat import repeat_and_select
-from tacit.tune._search import RunFailed, SearchSession, Tuned, needed, unit_of
+from tacit.tune._search import RunFailed, SearchSession, Tuned, needed, unit_of, without_model
 from tacit.tune._space import Hyperparameters, Space
-from tacit.tune._trainable import Splittable, Trainable, check_space, sampled_at, size_of
-from tacit.tune._trials import event_of
+from tacit.tune._trainable import Splittable, Trainable, check_space, own_sampled, size_of
+from tacit.tune._trials import event_of, event_within
 
+_NO_PRICE = "The trainable does not say what its final run releases: it was not made, nor charged."
 _FEWEST = 50  # declared units in a part: with fewer, one that is empty by chance might show
 
 Scale = Literal["size", "keep"]
@@ -98,7 +101,7 @@ def subset_search(
     if taken := [name for name in names if ledger.get_subject(name) is not None]:
         raise ValueError(f"There is a subject {min(taken)!r} already, of other coins: choose a new name.")
     middle = space.decompose(space.at(0.5))
-    event_of(rest, middle, budget.mu, relation)  # refuses what it cannot price, before paying
+    event_of(rest, middle, budget.mu, relation, curator)  # refuses what it cannot price, before paying
     check_space(rest, space)
     rehearse(rest, lowest(space), budget.mu, relation, curator=curator, others=[middle, *ends(space)])
     paying: dict[str, Any] = {"ledger": ledger, "subject": names[0], "unit": unit, "neighbours": relation, "seed": seed}
@@ -110,8 +113,11 @@ def subset_search(
         found = failed.result
     point, decisions = _scaled(found, space, sizes["rest"] / sizes["few"], scale)
     mu = budget.mu * SHAVE
-    event = event_of(rest, point, mu, relation)
-    plan = [event] if sampled_at(rest, point) else None
+    try:
+        event, sampled = attempt(_priced, rest, point, mu, relation, sentence=_NO_PRICE, curator=curator)
+    except Refusal as refusal:
+        raise without_model(str(refusal), replace(found, model=None, decisions=decisions)) from None
+    plan = [event] if sampled else None
     ledger.subject(names[1], budget, unit=unit, neighbours=relation, plan=plan, disjoint_from=names[:1])
     session = SearchSession(
         trainable=rest,
@@ -131,6 +137,11 @@ def subset_search(
         decisions=decisions,
         final_run_guarantee=session.alone(mu, unit),
     )
+
+
+def _priced(trainable: Trainable, point: Hyperparameters, mu: float, neighbours: Neighbours) -> tuple[DpEvent, bool]:
+    """What the final run releases, and whether of Poisson-subsampled batches."""
+    return event_within(trainable, point, mu, neighbours), own_sampled(trainable, point)
 
 
 def _parts(trainable: Trainable | None, rate: float, seed: int | None) -> tuple[Trainable, Trainable]:

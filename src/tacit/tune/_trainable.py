@@ -14,7 +14,7 @@ from tacit.privacy import Neighbours, Receipt
 from tacit.privacy.events import DpEvent
 from tacit.tune._space import Hyperparameters, Space
 
-_FAILED = (
+FAILED = (
     "The trainable's `{}` failed. Nothing was charged. What went wrong may reveal rows: see curator= (curator=print, "
     "beside the data)."
 )
@@ -139,7 +139,7 @@ def guess_of(trainable: object, given: Score | None, curator: Curator | None = N
     """What a model that knows nothing scores, by the trainable's own score; None: not known."""
     if given is not None:
         return None
-    found = attempt(_own_guess, trainable, sentence=_FAILED.format("guess"), curator=curator)
+    found = attempt(_own_guess, trainable, sentence=FAILED.format("guess"), curator=curator)
     if found is None:
         return None
     if not isinstance(found, Real) or isinstance(found, bool) or not 0 <= float(found) <= 1:
@@ -159,9 +159,19 @@ def own_unit(whose: object) -> str | None:
     return owner.unit if isinstance(owner, HasUnit) else None
 
 
-def sampled_at(trainable: object, point: Hyperparameters) -> bool:
-    """Whether a run at this point subsamples its batches (Poisson)."""
+def sampled_at(trainable: object, point: Hyperparameters, curator: Curator | None = None) -> bool:
+    """Whether a run at this point subsamples its batches (Poisson), asked before anything is charged."""
+    return attempt(own_sampled, trainable, point, sentence=FAILED.format("sampled"), curator=curator)
+
+
+def own_sampled(trainable: object, point: Hyperparameters) -> bool:
+    """The same, with what the trainable raises, which may be private."""
     return isinstance(trainable, Sampled) and trainable.sampled(point)
+
+
+def event_with(trainable: Sampled, point: Hyperparameters, noise: float, curator: Curator | None = None) -> DpEvent:
+    """The event of a run at a noise multiplier, asked before anything is charged."""
+    return attempt(trainable.event_with, point, noise, sentence=FAILED.format("event_with"), curator=curator)
 
 
 def default_of(
@@ -170,7 +180,7 @@ def default_of(
     """What the caller gives as a default, or the trainable knows for a run of mu; None: nothing is known."""
     found: object = given
     if given is None:
-        found = attempt(_own_default, trainable, mu, sentence=_FAILED.format("default"), curator=curator)
+        found = attempt(_own_default, trainable, mu, sentence=FAILED.format("default"), curator=curator)
     if not isinstance(found, Hyperparameters | None):
         raise Refusal(f"A default is tune.Hyperparameters, not {type(found).__name__}. Nothing was charged.")
     return found

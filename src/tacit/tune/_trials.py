@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit._refusals import ENDING, Refusal, of_the_machine, text_of
+from tacit._curator import Curator
+from tacit._refusals import ENDING, Refusal, attempt, of_the_machine, text_of
 from tacit.distributed import Team, team
 from tacit.privacy import Ledger, LedgerError, Neighbours, Receipt, check_used, events, grid_sum, mechanisms
 from tacit.privacy.events import DpEvent
 from tacit.tune._space import Hyperparameters
-from tacit.tune._trainable import Priced, Score, Trainable, sampled_at
+from tacit.tune._trainable import FAILED, Priced, Score, Trainable, own_sampled
 
 GRID = 2.0**-10  # of scores: what one unit adds is rounded to it
 _ROUNDING = 1 + 1e-9
@@ -192,12 +193,18 @@ def by_unit(units: Sequence[Any], one: Callable[[Any, Any], Any], *, unit: str |
     return ByUnit(units, one, unit)
 
 
-def event_of(trainable: Trainable, hyperparameters: Hyperparameters, mu: float, neighbours: Neighbours) -> DpEvent:
-    """What a run releases: as it says itself, or `steps` Gaussian sums over everybody that are together worth mu."""
+def event_of(
+    trainable: Trainable, point: Hyperparameters, mu: float, neighbours: Neighbours, curator: Curator | None = None
+) -> DpEvent:
+    """What a run releases (see `_own_event`), asked before anything is charged."""
+    return attempt(_own_event, trainable, point, mu, neighbours, sentence=FAILED.format("event"), curator=curator)
+
+
+def _own_event(trainable: Trainable, point: Hyperparameters, mu: float, neighbours: Neighbours) -> DpEvent:
+    """As the trainable says itself, or `steps` Gaussian sums over everybody that are together worth mu."""
     if isinstance(trainable, Priced):
-        return trainable.event(hyperparameters, mu, neighbours)
-    noise = neighbours.factor * math.sqrt(hyperparameters.steps) / mu
-    return events.gaussian(noise, steps=hyperparameters.steps)
+        return trainable.event(point, mu, neighbours)
+    return events.gaussian(neighbours.factor * math.sqrt(point.steps) / mu, steps=point.steps)
 
 
 def event_within(trainable: Trainable, point: Hyperparameters, mu: float, neighbours: Neighbours) -> DpEvent:
@@ -214,9 +221,10 @@ def event_within(trainable: Trainable, point: Hyperparameters, mu: float, neighb
 
     Raises:
         Refusal: The Gaussian releases of the trainable's `event` are worth more.
+        Exception: Whatever the trainable raises; its text may be private.
     """
-    event = event_of(trainable, point, mu, neighbours)
-    noise = None if sampled_at(trainable, point) else events.gaussian_noise(event)
+    event = _own_event(trainable, point, mu, neighbours)
+    noise = None if own_sampled(trainable, point) else events.gaussian_noise(event)
     if noise is not None and neighbours.factor > mu * noise * _ROUNDING:
         raise Refusal(
             f"A run of mu {mu:.4g} at {point} would cost more than that by the trainable's `event`. Of `steps` sums "
@@ -227,6 +235,12 @@ def event_within(trainable: Trainable, point: Hyperparameters, mu: float, neighb
 
 
 def released(values: Tensor, receipt: Receipt, size: int) -> float:
-    """The mean of the units' numbers, noised: their sum on a receipt, over the public size. NaN counts as 0."""
+    """The mean of the units' numbers, noised: their sum on a receipt, over the public size. NaN counts as 0.
+
+    Raises:
+        Refusal: There are several numbers per unit: their sums would have more noise than a trial says.
+    """
+    if values.dim() != 1:
+        raise Refusal("A score is one number per unit, in one dimension.")
     noisy = mechanisms.gaussian_query(grid_sum(values.detach().cpu(), low=0.0, high=1.0, grid=GRID), receipt)
     return float(noisy[0]) / size

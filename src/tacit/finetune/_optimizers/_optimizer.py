@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tacit._deprecation import renamed_argument
+from tacit._refusals import Refusal
 from tacit.finetune._noise_schedules import Banded, ConstantNoise, Correlated, Noise
 from tacit.finetune._queries import ClippedGradient, GradientQuery, Query
 from tacit.finetune._sampling import BallsInBins, CyclicPoisson, FixedSize, Passes, Poisson, Sampler
@@ -107,31 +108,31 @@ class Optimizer:
             named: Whether units have ids of their own.
 
         Raises:
-            ValueError: This optimizer has no guarantee under these.
+            Refusal: This optimizer has no guarantee under these.
         """
         if neighbours is not Neighbours.REPLACE_ONE and isinstance(self.sampler, FixedSize):
-            raise ValueError(
+            raise Refusal(
                 "Batches of a fixed size are bounded under replace-one alone: give neighbours='replace-one' (the "
                 f"number of units is then public), or Poisson batches, which {neighbours} has a bound for."
             )
         if neighbours is Neighbours.REPLACE_ONE and isinstance(self.sampler, BallsInBins):
-            raise ValueError(
+            raise Refusal(
                 "Balls-in-bins sampling has no bound under replace-one, for who comes may be in another bin than who "
                 "goes: give neighbours='add-remove' or 'zero-out', or take sampling='poisson' or 'fixed-size'."
             )
         if neighbours is Neighbours.REPLACE_ONE and isinstance(self.sampler, CyclicPoisson):
-            raise ValueError(
+            raise Refusal(
                 f"{self.name} has no known guarantee under replace-one, for who comes may be of another group than who "
                 "goes: give neighbours='add-remove' (with unit_ids=) or 'zero-out'."
             )
         if neighbours is Neighbours.ADD_REMOVE and isinstance(self.sampler, _PLACED) and not named:
-            raise ValueError(
+            raise Refusal(
                 f"{self.name} gives everybody a fixed place, which others would lose if somebody was added or removed: "
                 "give unit_ids=, which keep it, or give neighbours='replace-one' or 'zero-out' (the number of units is "
                 "then public)."
             )
         if resumable and isinstance(self.noise, Correlated):
-            raise ValueError(
+            raise Refusal(
                 "A run with correlated noise cannot be resumed, for the noise of its past steps is not kept: "
                 "leave checkpoint= out."
             )
@@ -144,10 +145,10 @@ class Optimizer:
             units: The true one, which is public where it matters.
 
         Raises:
-            ValueError: They differ.
+            Refusal: They differ.
         """
         if isinstance(self.sampler, FixedSize) and size != units:
-            raise ValueError(
+            raise Refusal(
                 "Batches of a fixed size are drawn from all units, whose number is public under replace-one: leave "
                 "size= out, or give the true number."
             )
