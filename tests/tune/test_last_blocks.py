@@ -64,7 +64,8 @@ def test_a_search_runs_the_blocks_below_once(monkeypatch: pytest.MonkeyPatch) ->
     once = counted.rows
     assert once >= ROWS  # and synthetic rows, on which is tried whether rows mix
     ledger = Ledger("sqlite://")
-    found = tune.linear_scaling(mine, BOX, Budget(8.0, 1e-5), ledger=ledger, subject="people")
+    drawn = {"seed": 0, "draw_seed": 0}  # a search may miss: with fresh noise one in some hundred does
+    found = tune.linear_scaling(mine, BOX, Budget(8.0, 1e-5), ledger=ledger, subject="people", **drawn)
     assert counted.rows - once < 500  # not one of its people's rows: synthetic ones, for the check
     assert len(found.trials) == 6
     assert all(trial.score is not None for trial in found.trials)

@@ -16,7 +16,7 @@ from tacit.progress import shown
 from tacit.recipes import Progress
 from tacit.tune import _budget_split as equal
 from tacit.tune._plan import SHAVE, score_share
-from tacit.tune._rehearsal import lowest, rehearse
+from tacit.tune._rehearsal import lowest, rehearse_search
 from tacit.tune._runners import Runner, SerialRunner
 from tacit.tune._sampled import is_sampled
 from tacit.tune._search import SearchSession, Tuned, chance_of, needed, unit_of
@@ -105,19 +105,7 @@ def random_search(
     )
     mu, mu_score = budget.mu * SHAVE, None
     check_space(trainable, space)
-    rehearse(
-        trainable,
-        lowest(space),
-        mu,
-        neighbours,
-        score=session.score,
-        size=session.size,
-        curator=curator,
-        others=points,
-        ledger=ledger,
-        runner=session.runner if several else None,
-        keep=True,
-    )
+    rehearse_search(session, lowest(space), mu, others=points, trials=several, keep=True)
     if several:
         mu, mu_score = equal.share(budget, trials, size=session.size, precision=precision, scores=scores)
     sampled = is_sampled(trainable, space, curator)
@@ -222,19 +210,7 @@ def grid_search(
         seed=seed,
     )
     check_space(trainable, space)
-    rehearse(
-        trainable,
-        lowest(space),
-        own.mu,
-        neighbours,
-        score=session.score,
-        size=session.size,
-        curator=curator,
-        others=places,
-        ledger=ledger,
-        runner=session.runner,
-        keep=True,
-    )
+    rehearse_search(session, lowest(space), own.mu, others=places, keep=True)
     if each is None:
         mu, mu_score = equal.share(own, len(places), size=session.size, precision=precision, scores=scores)
     else:

@@ -14,7 +14,7 @@ from tacit.progress import shown
 from tacit.recipes import Progress
 from tacit.tune._budget_split import check_budget
 from tacit.tune._plan import SHAVE
-from tacit.tune._rehearsal import rehearse
+from tacit.tune._rehearsal import rehearse_search
 from tacit.tune._runners import Runner, SerialRunner
 from tacit.tune._search import (
     RunFailed,
@@ -143,18 +143,7 @@ def default_search(
     finals = {paid: start(mu) for paid, mu in mus.items()}
     points = [_moved(start(mu_trial), factor) for factor in (1.0, *factors)] if searched else [finals[0]]
     guess = guess_of(trainable, score, curator)
-    rehearse(
-        trainable,
-        points[0],
-        max(mus.values()),
-        neighbours,
-        score=session.score,
-        size=people,
-        curator=curator,
-        others=[*points, *finals.values()],
-        ledger=ledger,
-        runner=session.runner if searched else None,
-    )
+    rehearse_search(session, points[0], max(mus.values()), others=[*points, *finals.values()], trials=searched)
     open_subject(ledger, subject, budget, unit=unit, neighbours=neighbours)
     check_affordable(ledger, subject, total, budget.delta, "the whole budget")
     done: list[Trial] = []

@@ -6,7 +6,7 @@ After Panda et al., 2024 (paper 3, algorithms 1 to 3), with the choice of the wi
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tacit._context import IN_CONTEXT, PrivacyContext, takes_context
@@ -19,7 +19,7 @@ from tacit.tune import _budget_split as equal
 from tacit.tune._line import Axis, Line, fit_line
 from tacit.tune._plan import SHAVE, Plan
 from tacit.tune._plan import plan as make_plan
-from tacit.tune._rehearsal import ends, lowest, rehearse
+from tacit.tune._rehearsal import ends, lowest, rehearse, rehearse_search
 from tacit.tune._runners import Runner, SerialRunner
 from tacit.tune._sampled import fixed_steps, is_sampled, plan_sampled
 from tacit.tune._search import (
@@ -151,18 +151,19 @@ def linear_scaling(
         raise ValueError("Give size=, the public number of units that scores are divided by.")
     evaluator = needed(score_of(trainable, score), "score")
     check_space(trainable, space)
-    rehearse(
-        trainable,
-        lowest(space),
-        made.mu_final,
-        neighbours,
+    session = SearchSession(
+        trainable=trainable,
+        ledger=ledger,
+        subject=subject,
+        neighbours=made.neighbours,
+        delta=budget.delta,
         score=evaluator,
         size=people,
+        runner=runner or SerialRunner(),
         curator=curator,
-        others=ends(space),
-        ledger=ledger,
-        runner=runner,
+        seed=seed,
     )
+    rehearse_search(session, lowest(space), made.mu_final, others=ends(space))
     chance = chance_of(draw_seed)
     whole, last, fixed = space, None, None
     left = [made.left_after(number) for number in range(1, len(made.sweeps) + 1)]
@@ -178,19 +179,7 @@ def linear_scaling(
         open_subject(ledger, subject, budget, unit=unit, neighbours=neighbours)
         check_affordable(ledger, subject, made.mu, budget.delta, f"{made.runs} runs and their scores")
     with shown(progress) as bar:
-        session = SearchSession(
-            trainable=trainable,
-            ledger=ledger,
-            subject=subject,
-            neighbours=made.neighbours,
-            delta=budget.delta,
-            score=evaluator,
-            size=people,
-            runner=runner or SerialRunner(),
-            curator=curator,
-            seed=seed,
-            progress=bar,
-        )
+        session = replace(session, progress=bar)
         done: list[Trial] = []
         failed: tuple[str, ...] = ()
         notes: list[str] = []

@@ -12,7 +12,7 @@ from tacit.privacy.events import check_count
 from tacit.progress import shown
 from tacit.recipes import Progress
 from tacit.tune import _budget_split as equal
-from tacit.tune._rehearsal import ends, lowest, rehearse
+from tacit.tune._rehearsal import ends, lowest, rehearse_search
 from tacit.tune._runners import Runner, SerialRunner
 from tacit.tune._sampled import is_sampled
 from tacit.tune._search import ENOUGH, SearchSession, Tuned, needed, open_subject, unit_of
@@ -124,19 +124,7 @@ def optuna_search(
         seed=seed,
     )
     check_space(trainable, space)
-    rehearse(
-        trainable,
-        lowest(space),
-        budget.mu,
-        neighbours,
-        score=session.score,
-        size=session.size,
-        curator=curator,
-        others=ends(space),
-        ledger=ledger,
-        runner=session.runner,
-        keep=True,
-    )
+    rehearse_search(session, lowest(space), budget.mu, others=ends(space), keep=True)
     mu, mu_score = equal.share(budget, of or trials, size=session.size, precision=precision, scores=scores)
     open_subject(ledger, subject, budget, unit=unit, neighbours=neighbours)
     done: list[Trial] = []

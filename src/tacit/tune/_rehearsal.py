@@ -12,7 +12,7 @@ from tacit._refusals import ENDING, Refusal, attempt
 from tacit.distributed import team
 from tacit.privacy import Ledger, Neighbours, events, rehearsal, sampling
 from tacit.tune._runners import Runner, SendingRunner
-from tacit.tune._search import unit_of
+from tacit.tune._search import SearchSession, unit_of
 from tacit.tune._space import Hyperparameters, Space
 from tacit.tune._trainable import FAILED, Sampled, Score, Trainable, event_with, sampled_at
 from tacit.tune._trials import event_of, event_within, released, trained
@@ -109,6 +109,44 @@ def rehearse(
         raise Refusal(sentence)
     if sending is not None and ledger is not None:  # a trainable may keep something of its first run
         sending.check((trainable, score), ledger, curator)
+
+
+def rehearse_search(
+    session: SearchSession,
+    point: Hyperparameters,
+    mu: float,
+    *,
+    others: Sequence[Hyperparameters] = (),
+    trials: bool = True,
+    keep: bool = False,
+) -> None:
+    """`rehearse` with what a search has: its score, its ledger and where its trials run.
+
+    Args:
+        session: The search.
+        point: Where it is tried.
+        mu: As in a trial.
+        others: Further points of the search.
+        trials: Whether there are any; otherwise its only run is made here.
+        keep: Whether trials hand back their models.
+
+    Raises:
+        Refusal: As `rehearse`.
+        ReceiptError: As `rehearse`.
+    """
+    rehearse(
+        session.trainable,
+        point,
+        mu,
+        session.neighbours,
+        score=session.score,
+        size=session.size,
+        curator=session.curator,
+        others=others,
+        ledger=session.ledger,
+        runner=session.runner if trials else None,
+        keep=keep,
+    )
 
 
 def _unsendable(model: Any) -> str:
