@@ -258,3 +258,13 @@ def test_what_cannot_be_called_is_refused_before_any_charge() -> None:
     with pytest.raises(TypeError, match=r"finetune\.fit: curator is a function of one event .*, not int"):
         finetune.fit(net(), rows(), epsilon=1.0, delta=1e-5, ledger=ledger, curator=3)  # type: ignore[arg-type]
     assert ledger.entries() == []
+
+
+def test_print_is_a_curator(capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        curator = as_curator(print, "fit")
+    assert curator is print
+    curator(ErrorEvent("A row failed.", "ValueError: row 17"))
+    assert capsys.readouterr().out == "A row failed.\nValueError: row 17\n"
+    assert "row 17" not in repr(ErrorEvent("A row failed.", "ValueError: row 17"))  # in a log of recipients

@@ -68,6 +68,10 @@ class TrialEvent:
     trial: Trial
     error: str = field(repr=False)
 
+    def __str__(self) -> str:
+        """All of it, for the curator alone."""
+        return f"{self.trial}" + (f"\n{self.error}" if self.error else "")
+
 
 @dataclass(frozen=True)
 class ErrorEvent:
@@ -80,6 +84,10 @@ class ErrorEvent:
 
     sentence: str
     details: str = field(repr=False)
+
+    def __str__(self) -> str:
+        """All of it, for the curator alone."""
+        return f"{self.sentence}\n{self.details}"
 
 
 CuratorEvent = StepEvent | TrialEvent | ErrorEvent
@@ -143,7 +151,9 @@ class _Earlier:
 
 
 def _takes_two(function: Callable[..., object]) -> bool:
-    """Whether two arguments have to be given, or any number may be."""
+    """Whether two arguments have to be given, or any number may be; `print` is given one."""
+    if inspect.isbuiltin(function):
+        return False
     try:
         arguments = inspect.signature(function).parameters.values()
     except ValueError:  # some functions of other languages have none

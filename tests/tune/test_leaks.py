@@ -31,6 +31,7 @@ from tacit.tune._sampled import is_sampled
 from tacit.tune._trials import Job
 
 BOX = tune.Space(lr=(0.1, 1.0), steps=(2, 4))
+PASSES = tune.Space(lr=(0.1, 1.0), steps=(10, 10))  # of `in_batches`
 ONE, EIGHT = Budget(1.0, 1e-5), Budget(8.0, 1e-5)
 
 
@@ -115,7 +116,7 @@ def test_a_search_over_fixed_passes_is_charged_as_one_release_each() -> None:
     ledger = Ledger("sqlite://")
     trainable = tune.Finetuning(probe(), rows(), classes=3, size=400, optimizer=in_batches)
     found = tune.linear_scaling(
-        trainable, BOX, EIGHT, ledger=ledger, subject="people", neighbours="replace-one", trials=1
+        trainable, PASSES, EIGHT, ledger=ledger, subject="people", neighbours="replace-one", trials=1
     )
     assert found.model is not None
     assert not any(trial.failed for trial in found.trials)
@@ -276,7 +277,7 @@ def test_fixed_places_under_add_remove_are_refused_before_a_charge() -> None:
     ledger = Ledger("sqlite://")
     trainable = tune.Finetuning(probe(), rows(), classes=3, size=400, optimizer=in_batches)
     with pytest.raises(ValueError, match="give neighbours='replace-one'"):
-        tune.linear_scaling(trainable, BOX, EIGHT, ledger=ledger, subject="people")
+        tune.linear_scaling(trainable, PASSES, EIGHT, ledger=ledger, subject="people")
     assert charges(ledger) == 0
 
 

@@ -135,7 +135,7 @@ def test_trials_of_finetuning_are_rehearsed(how: str) -> None:
     optimizers: dict[str, Any] = {
         "DPGD": tune.dpgd,
         "DPSGD": lambda p: finetune.DPSGD(batch_size=20, steps=p.steps, lr=p.lr),
-        "DPFTRL": lambda p: finetune.DPFTRL(batches=3, lr=p.lr),
+        "DPFTRL": lambda p: finetune.DPFTRL(batches=p.steps, lr=p.lr),
     }
     trainable = tune.Finetuning(
         nn.Linear(4, 2), (FEATURES.repeat(20, 1), LABELS.repeat(20)), size=1200, optimizer=optimizers[how]

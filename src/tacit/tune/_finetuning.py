@@ -206,8 +206,15 @@ class Finetuning:
             space: What is to be searched.
 
         Raises:
-            ValueError: The optimizer is the same at both ends of a range.
+            ValueError: The optimizer is the same at both ends of a range, or makes other steps than the box says.
         """
+        for point in (space.decompose(end) for end in space.ends):
+            if (steps := self.optimizer(point).steps) != point.steps:
+                raise ValueError(
+                    f"The optimizer of this trainable makes {steps} steps where the search would have {point.steps}: "
+                    "give it p.steps (lambda p: finetune.DPSGD(steps=p.steps, …)), or give the space its own, "
+                    f"steps=({steps}, {steps})."
+                )
         low, high = (Hyperparameters(**{n: ends[i] for n, ends in space.ranges.items()}) for i in (0, 1))  # type: ignore[arg-type]
         for name in sorted({"batch_size", "clip"} & set(space.ranges)):
             least, most = space.ranges[name]

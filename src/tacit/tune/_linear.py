@@ -115,8 +115,8 @@ def linear_scaling(
             around the r that the best trial so far has in proportion to epsilon. "uniform": log-uniform. "independent":
             lr and steps each log-uniform. "paper": r itself uniform, and in later sweeps above the last winner's.
         default: What is used if the scores of a sweep do not tell its trials apart (they differ by less than three
-            deviations of their noise); by default what the trainable knows (`Finetuning` for linear probes). Then the
-            search stops and the rest of the budget is the final run's. Without a default it goes on.
+            deviations of the noise of a difference); by default what the trainable knows (`Finetuning` for linear
+            probes). Then the search stops and the rest of the budget is the final run's. Without a default it goes on.
         unit: The kind of unit; by default that of the trainable or score.
         neighbours: The neighbouring relation.
         runner: How trials run: `SerialRunner` (the default), `Processes(2)`, `RayRunner`.

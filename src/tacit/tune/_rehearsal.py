@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from tacit._curator import Curator, ErrorEvent, report_error
 from tacit._refusals import ENDING, Refusal, attempt
 from tacit.distributed import team
@@ -98,7 +100,11 @@ def rehearse(
         if not wrong and score is not None:
             paid = rehearsal(events.gaussian(1.0), unit=unit, neighbours=relation)
             try:
-                released(score(model), paid, size)
+                values = score(model)
+                released(values, paid, size)
+                _check_numbers(values, size)
+            except Refusal as refusal:  # a sentence of this package, which says nothing of any row
+                raise Refusal(f"{refusal} Nothing was charged.") from None
             except ENDING:
                 raise
             except BaseException as error:  # whatever a score can do with rows; its text is private
@@ -147,6 +153,22 @@ def rehearse_search(
         runner=session.runner if trials else None,
         keep=keep,
     )
+
+
+def _check_numbers(values: Tensor, size: int) -> None:
+    """Refuse scores of which it is plain that they are no numbers from 0 to 1 of as many units as were declared.
+
+    No single unit decides it: it takes as many again as there should be, or half of them.
+    """
+    if len(values) > 2 * size:
+        raise Refusal(
+            f"A score is one number per unit, and there are more than twice as many as size= says ({size:,}): is it "
+            "one per row?"
+        )
+    if 2 * int((values > 1).sum()) > len(values):
+        raise Refusal(
+            "A score is a number from 0 to 1 per unit, and most of these are larger: are they percent, or losses?"
+        )
 
 
 def _unsendable(model: Any) -> str:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
+
+from torch import nn
 
 from tacit._curator import Curator, TrialEvent, report_error
 from tacit._guard_rails import warn_of_delta
 from tacit._refusals import Refusal, attempt
+from tacit._saving import save_result
+from tacit.models import WeightFormat
 from tacit.privacy import Budget, BudgetExceeded, Guarantee, Ledger, Mode, Neighbours, Unit, epsilon_of
 from tacit.privacy.events import DpEvent
 from tacit.recipes import Progress
@@ -54,6 +59,28 @@ class Tuned:
     guarantee: Guarantee  # of the whole search, from the ledger
     decisions: tuple[str, ...] = ()
     final_run_guarantee: Guarantee | None = None  # the winner's own, where people like to report that
+
+    def save(
+        self, folder: str | Path, *, format: WeightFormat = "plain", tokenizer: Any = None, title: str | None = None
+    ) -> Path:
+        """Weights that timm and transformers load, with the card and the guarantee of the whole search beside them.
+
+        Args:
+            folder: Made if there is none; see `finetune.Fitted.save`.
+            format: `"plain"`, `"peft"` or `"state_dict"`.
+            tokenizer: Saved too, if given.
+            title: What stands above the card.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ValueError: There is no torch model, or it has no plain form.
+        """
+        if not isinstance(self.model, nn.Module):
+            raise ValueError(f"There is no torch model to save, but {self.model!r}: save what you have of it yourself.")
+        how: dict[str, Any] = {"format": format, "tokenizer": tokenizer, "title": title}
+        return save_result(folder, self.model, self, stage="tune", **how)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,9 +210,15 @@ def unit_of(whose: object, unit: Unit | str | None, what: str = "trainable") -> 
 
 
 def check_score(score: object, unit: Unit) -> None:
-    """Refuse a score that says it has one number for each of other units."""
+    """Refuse a score that has one number for each of other units, or does not say of what where rows are no units."""
     if own_unit(score) is not None:
         unit_of(score, unit, "score")
+    elif str(unit) != "sample":
+        raise ValueError(
+            f"This trainable protects each {unit}, and the score does not say that it has one number per {unit} (a "
+            f"number per row would be protected too little): give tune.by_unit(units, one, unit={str(unit)!r}), or say "
+            f"score.unit = {str(unit)!r} of a function that has."
+        )
 
 
 def check_affordable(ledger: Ledger, subject: str, mu: float, delta: float, what: str) -> None:

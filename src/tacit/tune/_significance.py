@@ -36,10 +36,10 @@ def blind(trials: Sequence[Trial], what: str) -> str | None:
     noise = max((trial.score_noise for trial in trials if trial.score_noise is not None), default=None)
     if len(scores) < 2 or noise is None:
         return None
-    low, high = min(scores), max(scores)
-    if high - low >= significant_difference(noise):
+    low, high, least = min(scores), max(scores), significant_difference(noise)
+    if high - low >= least:
         return None
     return (
-        f"The scores of {what}, {low:.4f} to {high:.4f}, differ by less than three deviations of their noise "
-        f"({noise:.4f} each): they do not tell its trials apart."
+        f"The scores of {what}, {low:.4f} to {high:.4f}, differ by less than {least:.4f}, three "
+        f"deviations of the noise of a difference ({noise:.4f} each): they do not tell its trials apart."
     )

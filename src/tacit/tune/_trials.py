@@ -240,7 +240,7 @@ def released(values: Tensor, receipt: Receipt, size: int) -> float:
     Raises:
         Refusal: There are several numbers per unit: their sums would have more noise than a trial says.
     """
-    if values.dim() != 1:
-        raise Refusal("A score is one number per unit, in one dimension.")
+    if not isinstance(values, Tensor) or values.dim() != 1:
+        raise Refusal("A score is one number per unit, in a tensor of one dimension.")
     noisy = mechanisms.gaussian_query(grid_sum(values.detach().cpu(), low=0.0, high=1.0, grid=GRID), receipt)
     return float(noisy[0]) / size
