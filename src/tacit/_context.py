@@ -88,6 +88,8 @@ def takes_context(function: Callable[P, R]) -> Callable[P, R]:
                     raise TypeError(f"{where} has no {name}=: leave it out of the context.")
         if missing := [f"{name}=" for name in needed if loose.get(name) is None]:
             raise TypeError(f"{where} needs {' and '.join(missing)}, or a context= that has it.")
+        if isinstance(loose.get("ledger"), str):
+            raise TypeError(f"{where}: ledger is a tacit.Ledger, not its address: give tacit.Ledger(…).")
         if "curator" in loose:
             loose["curator"] = as_curator(loose["curator"], where)
         return cast(Callable[..., R], function)(*args, **loose)

@@ -271,3 +271,19 @@ def test_an_optimizer_with_steps_of_its_own_is_no_search_over_steps() -> None:
     with pytest.raises(ValueError, match=r"makes 20 steps where the search would have 2:.*steps=\(20, 20\)"):
         ask(space=BOX)
     assert ask(space=tune.Space(lr=(0.1, 1.0), steps=(20, 20))).hyperparameters.steps == 20
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"runner": tune.Processes}, r"runner is .*tune\.Processes\(2\)"),
+        ({"runner": 2}, r"runner is .*tune\.Processes\(2\)"),
+        ({"ledger": "sqlite://"}, r"ledger is a tacit\.Ledger"),
+    ],
+)
+def test_arguments_of_another_type_are_named(more: dict[str, Any], said: str) -> None:
+    ledger = Ledger("sqlite://")
+    how: dict[str, Any] = {"ledger": ledger, "subject": "people"}
+    with pytest.raises(TypeError, match=said):
+        tune.random_search(Steady(), BOX, TWO, trials=2, **(how | more))
+    assert ledger.get_subject("people") is None

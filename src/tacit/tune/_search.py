@@ -100,6 +100,8 @@ class SearchSession:
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.runner, type) or not callable(self.runner):
+            raise TypeError("runner is tune.SerialRunner(), tune.Processes(2) or tune.RayRunner(): one that was made.")
         if self.score is not None:
             check_score(self.score, unit_of(self.trainable, None))
             warn_of_delta(self.delta, self.size, str(unit_of(self.trainable, None)), stacklevel=6)
