@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit import _checkpoints as checkpoints
-from tacit._curator import Curator, StepEvent
+from tacit._curator import Curator, StepEvent, report_event
 from tacit._refusals import attempt
 from tacit.data import Records, Rows
 from tacit.finetune._account import Account, Meter
@@ -154,8 +154,7 @@ class Run:
         except BaseException:  # the same step may come again, and its rows from the first portion on
             self._stop_reading()
             raise
-        if self.curator is not None:
-            self.curator(StepEvent("finetune", step, total))
+        report_event(self.curator, StepEvent("finetune", step, total))
         self._update(total, step)
         self.done = step + 1
         if self.progress is not None:
