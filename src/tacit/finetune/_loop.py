@@ -373,8 +373,11 @@ class Run:
         )
 
     def _evaluate(self, done: int) -> None:
-        """Evaluate if it is time to."""
-        if self.evaluator is None or not self.evaluator.evaluation.due(done, self.optimizer.steps):
+        """Evaluate if it is time to, or if the run stops here by its loss and an evaluation is left."""
+        if self.evaluator is None:
+            return
+        stops = self.losses is not None and self.losses.rises and not self.evaluator.used_up
+        if not stops and not self.evaluator.evaluation.due(done, self.optimizer.steps):
             return
         with self.updater.averaged_weights():
             scores = self.evaluator(self.model)
