@@ -41,6 +41,7 @@ from tacit.finetune._tasks import Task, loss_of
 from tacit.finetune._team_run import TeamRun
 from tacit.finetune._updates import KNOWS_NOISE, Updater
 from tacit.finetune._workers import check_workers
+from tacit.models import check_scheme
 from tacit.privacy import Budget, Ledger, Neighbours, Receipt, Unit, mechanisms
 from tacit.privacy.events import check_count
 from tacit.progress import shown
@@ -180,6 +181,7 @@ def fit(
     """
     del context  # its arguments are here; see takes_context
     optimizer = renamed_argument("optimiser", optimiser, "optimizer", optimizer, where="finetune.fit")
+    check_scheme(scheme)
     if optimizer is not None or scheme != "linear" or receipt is not None:
         optimizer = called(optimizer)
     elif standardise is None:
