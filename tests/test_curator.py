@@ -7,9 +7,22 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from tacit import Budget, CuratorEvent, ErrorEvent, Ledger, Receipt, StepEvent, TrialEvent, adapt, finetune, tune
-from tacit._curator import as_curator, report_error
+from tacit import (
+    Budget,
+    CuratorEvent,
+    ErrorEvent,
+    Ledger,
+    Receipt,
+    StepEvent,
+    TrialEvent,
+    adapt,
+    finetune,
+    make_private,
+    tune,
+)
+from tacit._curator import as_curator, report_event
 from tacit.calibrate import Source
 from tacit.gradients import ClippedSum, clipped_sum
 from tacit.privacy import mechanisms
@@ -60,8 +73,8 @@ def odd_rows() -> tuple[Tensor, Tensor]:
     return inputs, labels
 
 
-def fit(curator: Any, data: Any = None) -> None:
-    finetune.fit(
+def fit(curator: Any, data: Any = None) -> list[Tensor]:
+    fitted = finetune.fit(
         net(),
         data or rows(),
         optimizer=finetune.DPGD(steps=2),
@@ -71,15 +84,27 @@ def fit(curator: Any, data: Any = None) -> None:
         size=40,
         ledger=Ledger("sqlite://"),
         subject="clinic",
+        seed=1,
         curator=curator,
     )
+    return list(fitted.model.parameters())
 
 
-def adapted(curator: Any) -> None:
+def looped(curator: Any) -> list[Tensor]:
+    model = net()
+    loader = DataLoader(TensorDataset(*rows()), batch_size=20, shuffle=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "epochs": 1, "clip": 1.0, "seed": 1}
+    private = make_private(model, optimizer, loader, nn.CrossEntropyLoss(), curator=curator, **options)
+    for batch in private:
+        private.step(batch)
+    return list(model.parameters())
+
+
+def adapted(curator: Any) -> list[Tensor]:
     ledger = Ledger("sqlite://")
-    adapter = adapt.Tent(net(), privacy=adapt.DP(2.0, clip=1.0), batch_size=40, ledger=ledger, curator=curator)
-    for _ in range(2):
-        adapter(rows()[0])
+    adapter = adapt.Tent(net(), privacy=adapt.DP(2.0, clip=1.0), batch_size=40, ledger=ledger, seed=1, curator=curator)
+    return [adapter(rows()[0]) for _ in range(2)]
 
 
 def trainable(point: tune.Hyperparameters, mu: float, receipt: Receipt) -> nn.Module:
@@ -145,18 +170,35 @@ def test_a_curator_that_only_knows_steps_lets_no_row_stop_a_run() -> None:
     seen: list[int] = []
     fit(lambda event: seen.append(event.step), Files())
     assert seen == [0, 1]
-    report_error(lambda event: event.nothing, ErrorEvent("a sentence", "details"))
+    report_event(lambda event: event.nothing, ErrorEvent("a sentence", "details"))
     with pytest.raises(KeyboardInterrupt):
-        report_error(_interrupts, ErrorEvent("a sentence", "details"))
+        report_event(_interrupts, ErrorEvent("a sentence", "details"))
 
 
 def _interrupts(_: CuratorEvent) -> None:
     raise KeyboardInterrupt
 
 
-def test_what_a_curator_raises_on_a_step_stops_the_run() -> None:
-    with pytest.raises(KeyError):
-        fit(lambda event: {}[event.step])
+@pytest.mark.parametrize("stage", [fit, adapted, looped])
+def test_a_curator_that_raises_on_a_step_changes_nothing(stage: Callable[[Any], list[Tensor]]) -> None:
+    seen: list[int] = []
+
+    def raises(event: Any) -> None:
+        seen.append(event.step)
+        raise RuntimeError("boom")
+
+    assert all(torch.equal(a, b) for a, b in zip(stage(raises), stage(None), strict=True))
+    assert seen == [0, 1]
+
+
+@pytest.mark.parametrize("stage", [fit, adapted, looped])
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit])
+def test_a_curator_that_ends_the_process_does(stage: Callable[[Any], object], ending: type[BaseException]) -> None:
+    def raises(_: CuratorEvent) -> None:
+        raise ending
+
+    with pytest.raises(ending):
+        stage(raises)
 
 
 def test_two_arguments_are_served_as_before() -> None:

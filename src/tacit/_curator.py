@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepEvent:
-    """A step of `finetune.fit` or of an adapter, before its noise is added.
+    """A step of `finetune.fit` or of an adapter, before its noise is added. A curator that raises on it is ignored.
 
     Args:
         stage: "finetune" or "adapt".
@@ -94,15 +94,19 @@ CuratorEvent = StepEvent | TrialEvent | ErrorEvent
 Curator = Callable[[Any], object]  # of a CuratorEvent, or of those that its stage sends; what it returns is ignored
 
 
-def report_error(curator: Curator | None, event: ErrorEvent | TrialEvent) -> None:
-    """Give the curator an error about private rows, or a trial that may have failed because of them.
+def report_event(curator: Curator | None, event: CuratorEvent) -> None:
+    """Give the curator a step, an error about private rows, or a trial that may have failed because of them.
 
     Formal guarantee: whether this is called, or with what, depends on rows, possibly after a charge, so a curator that
-    raises (one that expects steps only, say) is ignored: no row decides an error.
+    raises an `Exception` (one that expects steps only, say) is ignored: no row decides an error. What ends a process,
+    such as `KeyboardInterrupt`, is passed on.
     """
     if curator is not None:
         with contextlib.suppress(Exception):
             curator(event)
+
+
+report_error = report_event
 
 
 def as_curator(curator: Any, where: str) -> Curator | None:

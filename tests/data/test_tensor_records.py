@@ -132,7 +132,7 @@ OTHERS: dict[str, TensorRecords] = {
     "rows each": TensorRecords(INPUTS, LABELS, OWNERS, rows_each=2),
     "the type of inputs": TensorRecords(INPUTS.view(torch.int32), LABELS, OWNERS),
     "the shape of inputs": TensorRecords(INPUTS[:, :, None], LABELS, OWNERS),
-    "the type of labels": TensorRecords(INPUTS, LABELS.int(), OWNERS),
+    "the type of labels": TensorRecords(INPUTS, LABELS.double(), OWNERS),
 }
 
 

@@ -70,7 +70,7 @@ def test_two_draws_of_a_unit_are_as_far_apart_as_there_are_bands() -> None:
 def test_what_has_no_guarantee_is_refused_before_a_charge() -> None:
     ledger = Ledger("sqlite://")
     optimizer = BandMF(batch_size=3, steps=6, bands=3)
-    with pytest.raises(ValueError, match="give unit_ids="):
+    with pytest.raises(ValueError, match=r"give unit_ids=, which keep it, or give neighbours='zero-out' \(the number"):
         run(optimizer, ledger=ledger)
     with pytest.raises(ValueError, match="no known guarantee under replace-one"):
         run(optimizer, ledger=ledger, unit="person", unit_ids=list(range(24)), neighbours="replace-one")

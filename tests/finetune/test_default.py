@@ -90,3 +90,20 @@ def test_it_is_charged_and_resumed_like_any_run(tmp_path: Path) -> None:
     assert ledger.spent("rows").epsilon <= 2.0
     with pytest.raises(BudgetExceeded):
         trained(ledger)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "said"),
+    [
+        ("head", r"^Unknown scheme 'head'; did you mean 'linear', the head alone\?$"),
+        ("Linear", r"^Unknown scheme 'Linear'; did you mean 'linear'\?$"),
+        ("LoRA", r"did you mean 'lora'\?$"),
+        ("xyz", r"; the schemes are full, linear, norms, "),
+    ],
+)
+def test_a_misspelt_scheme_is_what_is_refused(scheme: str, said: str) -> None:
+    """And not the optimizer, which a correct name would not need."""
+    ledger = Ledger("sqlite://")
+    with pytest.raises(ValueError, match=said):
+        trained(ledger, scheme=scheme)
+    assert ledger.subjects() == []

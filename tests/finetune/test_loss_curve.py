@@ -22,12 +22,15 @@ from tacit.finetune import (
     AdpClip,
     BandMF,
     Decaying,
+    Evaluation,
     Fitted,
     HyFreeDP,
     Optimizer,
     TrackLoss,
     fit,
 )
+from tacit.finetune._evaluation import Evaluator
+from tacit.finetune._loop import Run
 from tacit.finetune._loss_curve import LossChange, LossTracker
 from tacit.finetune._reading import varies
 from tacit.finetune._updates import Updater
@@ -178,14 +181,20 @@ def test_it_costs_nothing_and_changes_nothing() -> None:
     assert (len(with_it.loss_curve), without.loss_curve) == (10, [])
 
 
-def test_a_loss_that_rises_ends_the_run_and_the_rest_is_returned() -> None:
+def rising(ledger: Ledger, **more: Any) -> Fitted:
     """Labels that say nothing, and a learning rate at which noise drives the weights away."""
-    made, ledger = torch.Generator().manual_seed(3), Ledger("sqlite://")
+    made = torch.Generator().manual_seed(3)
     inputs = nn.functional.normalize(torch.randn(2000, 200, generator=made))
     options: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-5, "size": 2000, "scheme": "full", "seed": SEED}
     options |= {"ledger": ledger, "subject": "clinic", "track_loss": TrackLoss(patience=5)}
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Identity(), nn.Linear(200, 10))
-    fitted = fit(model, (inputs, torch.arange(2000) % 10), optimizer=DPGD(steps=60, lr=50.0), **options)
+    return fit(model, (inputs, torch.arange(2000) % 10), optimizer=DPGD(steps=60, lr=50.0), **options, **more)
+
+
+def test_a_loss_that_rises_ends_the_run_and_the_rest_is_returned() -> None:
+    ledger = Ledger("sqlite://")
+    fitted = rising(ledger)
     assert 5 <= fitted.steps < 60
     assert len(fitted.loss_curve) == fitted.steps
     (settled,) = [entry.body for entry in ledger.entries("clinic") if entry.kind == "settle"]
@@ -194,6 +203,58 @@ def test_a_loss_that_rises_ends_the_run_and_the_rest_is_returned() -> None:
     assert fitted.guarantee.epsilon == pytest.approx(2.0, rel=1e-3)  # where it stopped was chosen by releases: the cap
     assert "the cap" in str(fitted.guarantee)
     ledger.verify()
+
+
+HELD_OUT = (
+    nn.functional.normalize(torch.randn(300, 200, generator=torch.Generator().manual_seed(4))),
+    (torch.arange(300) % 10),
+)
+EVALUATIONS = {
+    "public": Evaluation(data=HELD_OUT, public=True),
+    "charged": Evaluation(data=HELD_OUT, subject="held out", epsilon=4.0, size=300),
+    "public, every 2 steps": Evaluation(data=HELD_OUT, public=True, every=2),
+    "charged, every 3 steps": Evaluation(data=HELD_OUT, subject="held out", epsilon=4.0, size=300, every=3),
+}
+
+
+@pytest.mark.filterwarnings("ignore::tacit.GuardRailWarning")  # no better than a guess
+@pytest.mark.parametrize("which", EVALUATIONS)
+def test_a_run_that_its_loss_ends_is_evaluated_there_once(which: str) -> None:
+    evaluate, ledger = EVALUATIONS[which], Ledger("sqlite://")
+    fitted = rising(ledger, evaluate=evaluate)
+    stop, every = fitted.steps, evaluate.every or 60
+    assert stop < 60
+    assert [score.step for score in fitted.history] == [*range(every, stop, every), stop]
+    assert "accuracy" in fitted.scores
+    settled = [entry.body["used"] for entry in ledger.entries("held out") if entry.kind == "settle"]
+    assert settled == ([] if evaluate.public else [len(fitted.history)])
+    if which == "public":
+        right = (fitted.model(HELD_OUT[0]).argmax(1) == HELD_OUT[1]).double().mean()
+        assert fitted.scores["accuracy"] == pytest.approx(100 * float(right))
+
+
+@pytest.mark.filterwarnings("ignore::tacit.GuardRailWarning")
+@pytest.mark.parametrize("which", ["public", "charged"])
+def test_the_evaluation_at_a_stop_is_made_once_though_the_run_is_resumed(
+    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[nn.Module] = []
+    plain, ends = Evaluator.__call__, Run.end
+    monkeypatch.setattr(Evaluator, "__call__", lambda self, model: (made.append(model), plain(self, model))[1])
+
+    def interrupted(_: Run) -> int:
+        raise KeyboardInterrupt
+
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        monkeypatch.setattr(Run, "end", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            rising(ledger, evaluate=EVALUATIONS[which], checkpoint=tmp_path / "run")
+        monkeypatch.setattr(Run, "end", ends)
+        for _ in range(2):  # resumed, and found finished
+            fitted = rising(ledger, evaluate=EVALUATIONS[which], checkpoint=tmp_path / "run")
+            assert [score.step for score in fitted.history] == [fitted.steps]
+            assert "accuracy" in fitted.scores
+    assert len(made) == 1
 
 
 def test_a_loss_that_falls_does_not_end_the_run() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from by_hand import SEED, SUBJECT
@@ -16,7 +18,8 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset,
 
 from tacit._refusals import Refusal
 from tacit.data import ImageFiles, ImageShape, TensorRecords, from_datasets, from_pandas
-from tacit.finetune import DPGD, fit
+from tacit.finetune import DPGD, Evaluation, fit
+from tacit.finetune._reading import to, where_of
 from tacit.finetune._sources import as_records
 from tacit.privacy import Budget, Ledger
 from tacit.tune import Finetuning, Hyperparameters, train
@@ -358,3 +361,71 @@ def test_trials_of_a_search_take_the_same_data(photos: Path, ledger: Ledger) -> 
     trainable = Finetuning(model, loader.dataset, size=8, classes=2, unit="patient")
     found = train(trainable, Hyperparameters(lr=0.1, steps=2), Budget(1.0, 1e-5), ledger=ledger, subject="clinic")
     assert found.guarantee.epsilon <= 1.0
+
+
+FORMS: dict[str, Any] = {
+    "arrays": lambda inputs, labels: (inputs.numpy(), labels.numpy()),
+    "arrays of float64 and int32": lambda inputs, labels: (inputs.double().numpy(), labels.int().numpy()),
+    "columns first, big-endian": lambda inputs, labels: (
+        np.asfortranarray(inputs.numpy(), dtype=">f8"),
+        labels.numpy(),
+    ),
+    "a frame and a series": lambda inputs, labels: (
+        pd.DataFrame(inputs.numpy()),
+        pd.Series(labels.numpy(), range(5, 29)),
+    ),
+    "float64": lambda inputs, labels: (inputs.double(), labels),
+    "int32 labels": lambda inputs, labels: (inputs, labels.int()),
+    "uint8 labels": lambda inputs, labels: (inputs, labels.byte()),
+    "a loader of float64": lambda inputs, labels: DataLoader(
+        TensorDataset(inputs.double(), labels.int()), batch_size=8
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_numbers_of_any_type(form: str) -> None:
+    """Float32 numbers and small integers are exact in all of them, so the weights are the same to the last bit."""
+    inputs, labels = rows()
+    data = FORMS[form](inputs, labels)
+    expected = weights((inputs, labels), evaluate=Evaluation(data=(inputs, labels), public=True), **by_patient())
+    assert torch.equal(weights(data, evaluate=Evaluation(data=data, public=True), **by_patient()), expected)
+
+
+def test_owners_of_an_array_are_its_units() -> None:
+    inputs, labels = rows()
+    arrays = inputs.numpy(), labels.numpy(), np.array(PATIENTS)
+    assert torch.equal(weights(arrays, unit="patient"), weights((inputs, labels), **by_patient()))
+
+
+def test_integers_stay_integers() -> None:
+    tokens, pixels = np.arange(6, dtype=np.int64).reshape(3, 2), np.arange(6, dtype=np.uint8).reshape(3, 2)
+    for inputs, dtype in ((tokens, torch.int64), (pixels, torch.uint8)):
+        assert as_records((inputs, np.zeros(3, dtype=int))).rows(torch.arange(3), None).inputs.dtype == dtype
+        moved = to(torch.from_numpy(inputs), where_of(nn.Linear(2, 2).double()))
+        assert moved.dtype == dtype
+    named = as_records(({"input_ids": tokens, "pixels": pixels}, np.zeros(3, dtype=int))).rows(torch.arange(3), None)
+    assert [value.dtype for value in named.inputs.values()] == [torch.int64, torch.uint8]
+
+
+def test_an_array_on_disk_stays_there(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", rows()[0].numpy())
+    array = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        records = TensorRecords(array, rows()[1])
+    assert records.inputs.data_ptr() == array.ctypes.data
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        ((np.array([["a"], ["b"]]), np.zeros(2)), r"Inputs are an array of type <U1, .* X\.astype\('float32'\)"),
+        ((np.zeros((2, 1)), np.array(["well", "ill"])), r"Labels are an array of type <U4, .* classes from 0"),
+    ],
+    ids=["texts", "names of classes"],
+)
+def test_arrays_that_are_no_numbers_cost_nothing(data: Any, match: str, ledger: Ledger) -> None:
+    with pytest.raises(Refusal, match=match):
+        weights(data, ledger=ledger, subject="clinic")
+    assert ledger.get_subject("clinic") is None

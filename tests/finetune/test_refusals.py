@@ -40,7 +40,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "fewer labels": ({"data": (INPUTS, LABELS[1:])}, r"numbers of rows and of labels differ"),
     "nobody": ({"data": (INPUTS[:0], LABELS[:0])}, r"no rows to learn from"),
     "wrong width": ({"data": (INPUTS[:, :3], LABELS)}, r"The model does not take these rows"),
-    "wrong type": ({"data": (INPUTS.float(), LABELS)}, r"The model does not take these rows"),
+    "wrong type": ({"data": (INPUTS.long(), LABELS)}, r"The model does not take these rows"),
     "no data": ({"data": 3}, r"Data is \(inputs, labels\)"),
     "live batch norm": (
         {

@@ -227,11 +227,35 @@ def test_a_plan_takes_its_events_in_any_order_and_no_others(ledger: Ledger) -> N
         ledger.charge("s", event, stage="x")
     assert ledger.spent("s").mu == pytest.approx(math.sqrt(1 / 64 + 2 / 81), rel=1e-12)
     for event in (events.gaussian(9.0), events.gaussian(1000.0)):
-        with pytest.raises(BudgetExceeded, match="not, or no longer, in the plan") as refusal:
+        with pytest.raises(
+            BudgetExceeded, match=r"^The budget of s is spent: .* plan=\); .* Nothing was charged\.$"
+        ) as refusal:
             ledger.charge("s", event, stage="x")
         assert refusal.value.remaining is not None
         assert refusal.value.remaining.planned == 0
     assert ledger.verify() == 4
+
+
+def test_a_plan_with_entries_left_says_how_many(ledger: Ledger) -> None:
+    ledger.subject("s", budget=BUDGET, plan=[events.gaussian(8.0), events.gaussian(9.0)])
+    with pytest.raises(
+        BudgetExceeded, match="not, or no longer, in the plan of s; what is left is 2 entries of the plan"
+    ):
+        ledger.charge("s", events.gaussian(7.0), stage="x")
+    ledger.charge("s", events.gaussian(8.0), stage="x")
+    with pytest.raises(BudgetExceeded, match="what is left is 1 entry of the plan"):
+        ledger.charge("s", events.gaussian(8.0), stage="x")
+
+
+def test_crumbs_of_a_budget_are_nothing(ledger: Ledger) -> None:
+    """A ten-millionth of mu^2 is left: a release of it would need three thousand times the noise."""
+    ledger.subject("s", budget=BUDGET)
+    ledger.charge("s", events.gaussian(1 / (BUDGET.mu * math.sqrt(1 - 1e-7))), stage="x")
+    assert str(ledger.remaining("s")) == "nothing"
+    with pytest.raises(
+        BudgetExceeded, match=r"budget is spent, with nothing left\. .* \(Ledger\.subject\); .* charged\.$"
+    ):
+        ledger.charge("s", events.gaussian(9.0), stage="x")
 
 
 def test_a_plan_is_the_same_whatever_the_order_it_is_written_in(ledger: Ledger) -> None:

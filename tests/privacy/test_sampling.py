@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.stats import binomtest, chi2
 
-from tacit.privacy import Budget, Ledger, events, mechanisms, sampling
+from tacit.privacy import Budget, Ledger, Neighbours, Unit, events, mechanisms, rehearsal, sampling
 from tacit.privacy._noise import NoiseKey
 from tacit.privacy._queries import grid_sum
 from tacit.privacy._receipts import Receipt, ReceiptError, check_used
@@ -174,6 +174,13 @@ def test_a_receipt_knows_whether_anything_was_released_on_it() -> None:
     check_used(receipt)
     receipt.close()
     check_used(receipt)
+
+
+def test_messages_about_a_dry_run_say_so() -> None:
+    receipt = rehearsal(events.gaussian(5.0), unit=Unit.SAMPLE, neighbours=Neighbours.ADD_REMOVE)
+    assert str(receipt).startswith("receipt 'rehearsal' in the dry run: ")
+    with pytest.raises(ReceiptError, match=r"^Nothing was released on receipt 'rehearsal' in the dry run: "):
+        check_used(receipt)
 
 
 def test_a_draw_is_where_the_uniforms_of_its_key_lie_below_the_rate() -> None:

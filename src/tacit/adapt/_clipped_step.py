@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit._curator import Curator, StepEvent
+from tacit._curator import Curator, StepEvent, report_event
 from tacit.adapt._methods import Filter, RedundancyFilter
 from tacit.adapt._monitor import ENTROPY, PREDICTION, Monitor, Watch, watched_rows
 from tacit.adapt._noise import NoisyStream
@@ -89,8 +89,7 @@ class Clipped(Step):
         if self.statistics is not None and self.kind == "batch":
             self.statistics.take_batch(lambda: self.see(self.model, rows.images))
         logits, total = self._pass(rows, None if taking is None else ~taking)
-        if self.curator is not None:
-            self.curator(StepEvent("adapt", step, total))
+        report_event(self.curator, StepEvent("adapt", step, total))
         return logits, self._mean(total, len(rows))
 
     def _pass(self, rows: Rows, mute: Tensor | None) -> tuple[Tensor, ClippedSum]:

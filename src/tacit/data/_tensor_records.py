@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tacit._refusals import Refusal
 from tacit._unit_ids import distinct
+from tacit.data._arrays import as_tensors
 from tacit.data._grouped import Groupable, Ids, members, named, without_replacement
 from tacit.data._loaders import plain_labels
 from tacit.data._records import Records, Rows
@@ -25,7 +26,8 @@ class TensorRecords(Groupable):
     """Labelled rows as records, each its own unit (a "sample") or, with `owners`, grouped by owner.
 
     Args:
-        inputs: A tensor (rows first; memory-mapped ones stay on disk), or a data set whose items are (input, label).
+        inputs: A tensor or array (rows first; memory-mapped ones stay on disk), a mapping of these, or a data set whose
+            items are (input, label).
         labels: One label per row; None for a data set.
         owners: One integer or string per row; rows with the same owner are one unit.
         unit: What an owner is (default: "user").
@@ -34,7 +36,7 @@ class TensorRecords(Groupable):
         views: How views are made (default: flips and shifts).
 
     Raises:
-        ValueError: Lengths that differ, or an invalid unit.
+        ValueError: Lengths that differ, arrays that are no numbers, or an invalid unit.
 
     Examples:
         >>> import torch
@@ -50,7 +52,7 @@ class TensorRecords(Groupable):
     def __init__(
         self,
         inputs: Any,
-        labels: Tensor | None = None,
+        labels: Any = None,
         owners: Ids | None = None,
         *,
         unit: str | None = None,
@@ -58,8 +60,8 @@ class TensorRecords(Groupable):
         augment: int | None = None,
         views: Augment | None = None,
     ) -> None:
-        self.inputs = inputs
-        self._labels = torch.as_tensor(labels) if labels is not None else _labels_of(inputs)
+        self.inputs = inputs = as_tensors(inputs, "Inputs", "convert them first, as in X.astype('float32')")
+        self._labels = _classes(labels if labels is not None else _labels_of(inputs))
         count = _count(inputs)
         if count != len(self._labels):
             raise Refusal("The numbers of rows and of labels differ: each row needs one label.")
@@ -226,6 +228,13 @@ def _place_in_unit(owner: Tensor, units: int) -> Tensor:
     sizes = torch.bincount(owner, minlength=units)
     starts = torch.cumsum(sizes, 0) - sizes
     return torch.arange(len(owner)) - starts[owner]
+
+
+def _classes(labels: Any) -> Tensor:
+    """Labels as a tensor; integers of any size as losses take them."""
+    found = torch.as_tensor(as_tensors(labels, "Labels", "number the classes from 0"))
+    whole = not (found.is_floating_point() or found.is_complex() or found.dtype == torch.bool)
+    return found.long() if whole else found
 
 
 def _count(inputs: Any) -> int:

@@ -38,7 +38,7 @@ _FEW = 64  # units that show whether public data can be scored
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
-    """Data to evaluate the model on: at the end, and every `every` steps if given.
+    """Data to evaluate the model on: at the end, where a run stops by its loss, and every `every` steps if given.
 
     Either `public=True`, or a budget of its own.
 
@@ -120,6 +120,11 @@ class Evaluator:
         """Go on with the evaluations of a run that was killed; one that was under way then counts as made."""
         self.receipt, self._ledger = leases.resume_after_lease(ledger, receipt_id), ledger
 
+    @property
+    def used_up(self) -> bool:
+        """Whether all evaluations that were paid for were made; public ones are not counted."""
+        return self.receipt is not None and self.receipt.used == self.receipt.releases
+
     def __call__(self, model: nn.Module) -> dict[str, float]:
         """The scores, in percent: those of private data with their noise, and none if a kill has used them up.
 
@@ -136,7 +141,7 @@ class Evaluator:
             return _or_none(lambda: self._task.scores(said.probs, said.labels))
         if self.receipt is None or self._ledger is None:
             raise ReceiptError("An evaluation of private data is charged before it looks at them.")
-        if self.receipt.used == self.receipt.releases:
+        if self.used_up:
             return {}
         leases.extend(self._ledger, self.receipt, 1)
         histogram = getattr(self._task, "histogram", None)

@@ -41,6 +41,7 @@ from tacit.finetune._tasks import Task, loss_of
 from tacit.finetune._team_run import TeamRun
 from tacit.finetune._updates import KNOWS_NOISE, Updater
 from tacit.finetune._workers import check_workers
+from tacit.models import check_scheme
 from tacit.privacy import Budget, Ledger, Neighbours, Receipt, Unit, mechanisms
 from tacit.privacy.events import check_count
 from tacit.progress import shown
@@ -97,9 +98,9 @@ def fit(
 
     Args:
         model: Any torch model; it is trained in place.
-        data: (inputs, labels), (inputs, labels, owners), a data set of (input, label) items, a `DataLoader`, a pandas
-            DataFrame, a `datasets.Dataset`, or any `data.Records` such as `data.VideoClips`. The privacy unit is what
-            the data group: records state it (`.unit`), a plain row is a "sample".
+        data: (inputs, labels) or (inputs, labels, owners) in tensors or arrays, a data set of (input, label) items, a
+            `DataLoader`, a pandas DataFrame, a `datasets.Dataset`, or any `data.Records` such as `data.VideoClips`. The
+            privacy unit is what the data group: records state it (`.unit`), a plain row is a "sample".
         optimizer: `DPSGD`, `DPGD`, `DPFTRL`, `AdpClip`, `AdpAlloc`, `GEP` or `DPZO`: sampling, query, noise and update.
             A classifier's head alone (scheme "linear") needs none: then rows have norm 1, and learning rate and steps
             of `DPGD` come from budget and size, as `tune.suggest` says.
@@ -146,7 +147,7 @@ def fit(
             process, as is best for what lies in memory.
         seed: Reproducible noise and sampling: "seeded: not private".
         curator: Called with a `tacit.StepEvent` before each step's noise, and with a `tacit.ErrorEvent` if rows
-            cannot be used.
+            cannot be used. What it raises is ignored, but for what ends a process.
         progress: True shows a bar with the epsilon spent so far; a function gets the same facts.
         context: A `tacit.PrivacyContext` instead of the arguments that it has: ledger, subject, unit, …
 
@@ -180,6 +181,7 @@ def fit(
     """
     del context  # its arguments are here; see takes_context
     optimizer = renamed_argument("optimiser", optimiser, "optimizer", optimizer, where="finetune.fit")
+    check_scheme(scheme)
     if optimizer is not None or scheme != "linear" or receipt is not None:
         optimizer = called(optimizer)
     elif standardise is None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit import _checkpoints as checkpoints
-from tacit._curator import Curator, StepEvent
+from tacit._curator import Curator, StepEvent, report_event
 from tacit._refusals import attempt
 from tacit.data import Records, Rows
 from tacit.finetune._account import Account, Meter
@@ -154,8 +154,7 @@ class Run:
         except BaseException:  # the same step may come again, and its rows from the first portion on
             self._stop_reading()
             raise
-        if self.curator is not None:
-            self.curator(StepEvent("finetune", step, total))
+        report_event(self.curator, StepEvent("finetune", step, total))
         self._update(total, step)
         self.done = step + 1
         if self.progress is not None:
@@ -374,8 +373,11 @@ class Run:
         )
 
     def _evaluate(self, done: int) -> None:
-        """Evaluate if it is time to."""
-        if self.evaluator is None or not self.evaluator.evaluation.due(done, self.optimizer.steps):
+        """Evaluate if it is time to, or if the run stops here by its loss and an evaluation is left."""
+        if self.evaluator is None:
+            return
+        stops = self.losses is not None and self.losses.rises and not self.evaluator.used_up
+        if not stops and not self.evaluator.evaluation.due(done, self.optimizer.steps):
             return
         with self.updater.averaged_weights():
             scores = self.evaluator(self.model)

@@ -103,10 +103,10 @@ class Portion(NamedTuple):
 
 
 class Where(NamedTuple):
-    """Where rows go: a device, and the type of their numbers for a model in half precision."""
+    """Where rows go: a device, and the floating type of the model's numbers."""
 
     device: torch.device
-    half: torch.dtype | None = None
+    dtype: torch.dtype | None = None
 
 
 class Found(NamedTuple):
@@ -301,10 +301,10 @@ def blank(rows: Any) -> Any:
 
 
 def to(rows: Any, where: Where) -> Any:
-    """Rows on a device, their inputs in the model's own precision where that is a half one."""
+    """Rows on a device, their floating inputs in the model's own precision; integers (tokens, pixels) as they are."""
 
     def moved(t: Tensor) -> Tensor:
-        return t.to(where.device, where.half if where.half is not None and t.is_floating_point() else t.dtype)
+        return t.to(where.device, where.dtype if where.dtype is not None and t.is_floating_point() else t.dtype)
 
     if isinstance(rows, Rows):
         return Rows(change(rows.inputs, moved), rows.labels.to(where.device), rows.owner.to(where.device))
@@ -315,7 +315,7 @@ def where_of(model: nn.Module) -> Where:
     """Where a model takes its rows."""
     parameters = list(model.parameters())
     dtype = next((p.dtype for p in parameters if p.is_floating_point()), None)
-    return Where(parameters[0].device, dtype if dtype in (torch.bfloat16, torch.float16) else None)
+    return Where(parameters[0].device, dtype)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from tacit.models._plain import uncompiled as uncompiled
 from tacit.models._resnet import ResNet
 from tacit.models._saved import load_net, save_net
 from tacit.models._selection import SCHEMES, normalisers, select, trainable
+from tacit.models._selection import check_scheme as check_scheme
 from tacit.models._texts import TextClassifier, text, tokenizer_of
 from tacit.models._video import VideoNet
 from tacit.models._vit import ViT

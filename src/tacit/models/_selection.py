@@ -11,6 +11,7 @@ from tacit.models._adapters import adapters_of, insert_adapters
 from tacit.models._blocks import blocks_of
 from tacit.models._heads import head_of, is_tied
 from tacit.models._lora import insert_lora, lora_of, lora_parts
+from tacit.recipes import nearest
 
 _NORMALISERS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, _NormBase)
 
@@ -120,6 +121,22 @@ SCHEMES = {
 }
 
 
+def check_scheme(scheme: str) -> None:
+    """Refuse a scheme that is none, with the nearest one.
+
+    Args:
+        scheme: As in `select`.
+
+    Raises:
+        ValueError: An unknown scheme.
+    """
+    if scheme not in SCHEMES:
+        near = (
+            "; did you mean 'linear', the head alone?" if scheme == "head" else nearest(str(scheme), SCHEMES, "schemes")
+        )
+        raise ValueError(f"Unknown scheme {scheme!r}{near}")
+
+
 def select(model: nn.Module, scheme: str) -> list[str]:
     """Make exactly the scheme's parameters trainable; returns their names.
 
@@ -145,8 +162,7 @@ def select(model: nn.Module, scheme: str) -> list[str]:
         >>> len(models.select(net, "linear")), models.trainable(net)  # weight and bias of the head
         (2, 650)
     """
-    if scheme not in SCHEMES:
-        raise ValueError(f"Unknown scheme {scheme!r}: choose one of {', '.join(SCHEMES)}.")
+    check_scheme(scheme)
     chosen = set(SCHEMES[scheme](model))
     if not chosen:
         raise ValueError(f"The scheme {scheme!r} finds nothing to train in this model.")

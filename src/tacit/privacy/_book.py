@@ -39,6 +39,10 @@ from tacit.privacy._totals import BudgetExceeded
 from tacit.privacy.events import StreamDpEvent, check, from_json, leaves, releases, to_json
 
 _SAVE = sa.update(storage.subjects).where(storage.subjects.c.name == sa.bindparam("wanted"))
+_WAY = (
+    "Runs share a budget if the subject is declared with all of it before the first of them ({how}); data of other "
+    "people are a subject of their own. Nothing was charged."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,6 +317,12 @@ def _after(connection: Connection, known: Subject, event: dict[str, Any], cost: 
         after = known.take_planned(event)
         if after is None:
             left = totals.remaining(known)
+            if left.planned == 0:
+                how = "Ledger.subject, with everything that they charge as its plan="
+                raise BudgetExceeded(
+                    f"The budget of {known.name} is spent: every entry of its plan was charged. {_WAY.format(how=how)}",
+                    left,
+                )
             raise BudgetExceeded(
                 f"This event is not, or no longer, in the plan of {known.name}; what is left is {left}. "
                 "Nothing was charged.",
@@ -322,6 +332,12 @@ def _after(connection: Connection, known: Subject, event: dict[str, Any], cost: 
     now = chain.counted(connection, known)
     if not fits(now.spent, cost, known.terms.cap):
         left = totals.remaining(now)
+        if left.mu == 0:
+            raise BudgetExceeded(
+                f"{known.name} cannot afford this: it would cost {known.describe(cost)}, and its budget is spent, with "
+                f"nothing left. {_WAY.format(how='Ledger.subject')}",
+                left,
+            )
         raise BudgetExceeded(
             f"{known.name} cannot afford this: it would cost {known.describe(cost)}, and what is left is {left}. "
             "Nothing was charged.",

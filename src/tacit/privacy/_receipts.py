@@ -101,9 +101,14 @@ class Receipt:
     def private(self) -> bool:
         return not self.seeded
 
+    @property
+    def _called(self) -> str:
+        """What messages call it."""
+        return "'rehearsal' in the dry run" if self.mode == "rehearsal" else self.id[:8]
+
     def __str__(self) -> str:
         seeded = " (seeded: not private)" if self.seeded else ""
-        return f"receipt {self.id[:8]}{seeded}: {self.stage}, {self.releases} release(s) on {self.subject}"
+        return f"receipt {self._called}{seeded}: {self.stage}, {self.releases} release(s) on {self.subject}"
 
     def skip(self, used: int) -> None:
         """Count the first ``used`` releases, in the order of the tree, as made; for ``leases`` and ``replay`` alone.
@@ -112,7 +117,7 @@ class Receipt:
             used: The number of releases made earlier.
         """
         if not 0 <= used <= self.releases - self.used:
-            raise ReceiptError(f"Receipt {self.id[:8]} pays for {self.releases} releases: {used} cannot be skipped.")
+            raise ReceiptError(f"Receipt {self._called} pays for {self.releases} releases: {used} cannot be skipped.")
         self._state.skip(used)
 
     def close(self, used: int | None = None) -> DpEvent:
@@ -129,7 +134,7 @@ class Receipt:
         """
         with self._state.lock:
             if self._state.closed:
-                raise ReceiptError(f"Receipt {self.id[:8]} is closed already.")
+                raise ReceiptError(f"Receipt {self._called} is closed already.")
             more = self.counted(used) - self.used
             kept = []
             for (leaf, times), slot in zip(leaves(self.event), self._state.slots, strict=True):
@@ -155,7 +160,7 @@ class Receipt:
         whole = isinstance(stated, Integral) and not isinstance(stated, bool)
         if not whole or not self.used <= stated <= self.releases:
             raise ReceiptError(
-                f"Receipt {self.id[:8]} released {self.used} of {self.releases}: {stated!r} cannot be right."
+                f"Receipt {self._called} released {self.used} of {self.releases}: {stated!r} cannot be right."
             )
         return max(int(stated), least)
 
@@ -222,29 +227,29 @@ def consume(receipt: Receipt, kind: type[DpEvent], bound: float) -> tuple[DpEven
         slot, drawn = state.next(kind), state.drawn
         if drawn is not None and drawn is not slot:
             raise ReceiptError(
-                f"The units of the next release on receipt {receipt.id[:8]} were drawn for a {drawn.kind.__name__}, at "
-                f"the rate {drawn.rate:g}: that release comes first."
+                f"The units of the next release on receipt {receipt._called} were drawn for a {drawn.kind.__name__}, "
+                f"at the rate {drawn.rate:g}: that release comes first."
             )
         if slot is None:
             paid = ", ".join(sorted({slot.kind.__name__ for slot in state.slots}))
             raise ReceiptError(
-                f"No {kind.__name__} is left on receipt {receipt.id[:8]}: {receipt.used} of {receipt.releases} "
+                f"No {kind.__name__} is left on receipt {receipt._called}: {receipt.used} of {receipt.releases} "
                 f"releases were used, and it paid for {paid}."
             )
         if state.overtaken:
-            raise ReceiptError(f"Another process or run has resumed receipt {receipt.id[:8]}: stop here.")
+            raise ReceiptError(f"Another process or run has resumed receipt {receipt._called}: stop here.")
         if state.leased is not None and state.used >= state.leased:
-            raise ReceiptError(f"The lease on receipt {receipt.id[:8]} is used up: lease more releases first.")
+            raise ReceiptError(f"The lease on receipt {receipt._called} is used up: lease more releases first.")
         if slot.rate < 1 and drawn is None:
             raise ReceiptError(
-                f"Receipt {receipt.id[:8]} paid for units that are drawn with probability {slot.rate:g}: draw them "
+                f"Receipt {receipt._called} paid for units that are drawn with probability {slot.rate:g}: draw them "
                 "with tacit.privacy.sampling.draw, then release."
             )
         first = state.next() or slot
         if state.leased is not None and first is not slot:
             # whoever resumes it later knows a number of releases, not which they were
             raise ReceiptError(
-                f"Releases on a lease are made in the order of the event: the next one on receipt {receipt.id[:8]} "
+                f"Releases on a lease are made in the order of the event: the next one on receipt {receipt._called} "
                 f"is a {first.kind.__name__}."
             )
         return slot.leaf, state.consume(slot), key
@@ -265,7 +270,7 @@ def upcoming(receipt: Receipt, *, draws_from: int | None = None, ahead: int = 0)
             raise _dead(receipt)
         if draws_from is not None and slot.fixed and slot.fixed[1] != draws_from:
             raise ReceiptError(
-                f"Receipt {receipt.id[:8]} paid for {slot.fixed[0]:,} of {slot.fixed[1]:,} units in each draw: a "
+                f"Receipt {receipt._called} paid for {slot.fixed[0]:,} of {slot.fixed[1]:,} units in each draw: a "
                 "sample of fixed size needs the true number of units."
             )
         if draws_from is not None and ahead == 0:
@@ -285,7 +290,7 @@ def claim(receipt: Receipt) -> None:
         if not receipt.live:
             raise _dead(receipt)
         if state.used or state.run:
-            raise ReceiptError(f"Receipt {receipt.id[:8]} has served a run already: charge again for another one.")
+            raise ReceiptError(f"Receipt {receipt._called} has served a run already: charge again for another one.")
         state.run = True
 
 
@@ -293,8 +298,8 @@ def check_used(receipt: Receipt) -> None:
     """Refuse a receipt from which nothing was released: no guarantee follows from noise that was never drawn."""
     if not receipt.used:
         raise ReceiptError(
-            f"Nothing was released on receipt {receipt.id[:8]}: what was computed has none of the noise that was "
-            "charged, so it is not private, and it is not handed out. Read the data through the receipt alone."
+            f"Nothing was released on receipt {receipt._called}: what was computed has none of the noise that a "
+            "charge pays for, so it is not private, and it is not handed out. Read the data through the receipt alone."
         )
 
 
@@ -310,6 +315,6 @@ def check_charged(receipt: Receipt) -> None:
 
 def _dead(receipt: Receipt) -> ReceiptError:
     return ReceiptError(
-        f"Receipt {receipt.id[:8]} releases nothing here: it was settled, or it belongs to another process or an "
+        f"Receipt {receipt._called} releases nothing here: it was settled, or it belongs to another process or an "
         "earlier run. Charge again."
     )

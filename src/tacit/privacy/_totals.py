@@ -40,7 +40,7 @@ class Remaining:
 
     def __str__(self) -> str:
         if self.planned is not None:
-            return f"{self.planned} entries of the plan"
+            return "1 entry of the plan" if self.planned == 1 else f"{self.planned} entries of the plan"
         if self.mu is None:
             return f"epsilon {self.epsilon:.6g}"
         if self.mu == 0:
@@ -98,7 +98,7 @@ def remaining(subject: Subject) -> Remaining:
     if terms.mode is Mode.PLAN:
         return Remaining(epsilon=0.0, planned=subject.planned)
     left = max(0.0, terms.cap - from_units(subject.spent)) if terms.private else math.inf
-    if left < 1e-9 * terms.cap and terms.private:  # crumbs that the caps' tolerance leaves
+    if left < 1e-6 * terms.cap and terms.private:  # crumbs of tolerances: a release of them is a thousandth
         left = 0.0
     if terms.mode is Mode.PURE:
         return Remaining(epsilon=left)

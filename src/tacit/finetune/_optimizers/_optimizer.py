@@ -126,10 +126,10 @@ class Optimizer:
                 "goes: give neighbours='add-remove' (with unit_ids=) or 'zero-out'."
             )
         if neighbours is Neighbours.ADD_REMOVE and isinstance(self.sampler, _PLACED) and not named:
+            others = "'zero-out'" if isinstance(self.sampler, CyclicPoisson) else "'replace-one' or 'zero-out'"
             raise Refusal(
                 f"{self.name} gives everybody a fixed place, which others would lose if somebody was added or removed: "
-                "give unit_ids=, which keep it, or give neighbours='replace-one' or 'zero-out' (the number of units is "
-                "then public)."
+                f"give unit_ids=, which keep it, or give neighbours={others} (the number of units is then public)."
             )
         if resumable and isinstance(self.noise, Correlated):
             raise Refusal(
