@@ -106,9 +106,6 @@ def report_event(curator: Curator | None, event: CuratorEvent) -> None:
             curator(event)
 
 
-report_error = report_event
-
-
 def as_curator(curator: Any, where: str) -> Curator | None:
     """The function to call with events; the forms of 0.2 are served with a warning until 0.4.
 

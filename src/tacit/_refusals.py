@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tacit._curator import Curator, ErrorEvent, report_error
+from tacit._curator import Curator, ErrorEvent, report_event
 from tacit._deprecation import renamed_attributes
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ def attempt(function: Callable[..., T], *args: Any, sentence: str, curator: Cura
             event = ErrorEvent(_MEMORY if memory else sentence, text_of(error))
         finally:
             report_warnings(texts, curator)
-    report_error(curator, event)
+    report_event(curator, event)
     raise MemoryError(_MEMORY) if memory else Refusal(sentence)
 
 
@@ -120,7 +120,7 @@ def _note(text: str) -> None:
 def report_warnings(texts: list[str], curator: Curator | None) -> None:
     """Hand the texts of warnings to the curator, each once."""
     for text in dict.fromkeys(texts):
-        report_error(curator, ErrorEvent(WARNED, text))
+        report_event(curator, ErrorEvent(WARNED, text))
 
 
 def text_of(error: BaseException) -> str:

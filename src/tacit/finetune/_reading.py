@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from tacit._curator import Curator, ErrorEvent, report_error
+from tacit._curator import Curator, ErrorEvent, report_event
 from tacit._guard_rails import warn_of_pixels
 from tacit._refusals import ENDING, WARNED, Refusal, of_the_machine, recorded_warnings, report_warnings, text_of
 from tacit.data import Broken, Records, Rows
@@ -66,14 +66,14 @@ def likeness(records: Records, *, training: bool, curator: Curator | None = None
         except (Refusal, *ENDING):
             raise
         except BaseException as error:
-            report_error(curator, ErrorEvent(DIFFERENT, f"unit {unit}: {text_of(error)}"))
+            report_event(curator, ErrorEvent(DIFFERENT, f"unit {unit}: {text_of(error)}"))
             raised.add(f"{type(error).__name__}: {error}" if isinstance(error, _OF_CODE) else "")
     if not found and len(raised) == 1 and "" not in raised:
         raise Refusal(f"No row can be read: {raised.pop()} (in the data set or its collate). Nothing was charged.")
     kinds = Counter(kind_of(rows) for rows in found)
     kind, votes = kinds.most_common(1)[0] if kinds else (None, 0)
     if votes < max(1, looked - 1 if looked > 3 else looked):
-        report_error(curator, ErrorEvent(DIFFERENT, f"what was seen: {dict(kinds)}"))
+        report_event(curator, ErrorEvent(DIFFERENT, f"what was seen: {dict(kinds)}"))
         raise Refusal(DIFFERENT)
     if training and votes == looked and all(isinstance(rows.inputs, Tensor) for rows in found):
         warn_of_pixels([rows.inputs[0] for rows in found], stacklevel=6)
@@ -179,7 +179,7 @@ class Reader:
 
     def _taken(self, found: Found) -> tuple[Rows, Tensor | None]:
         for problem in found.problems:
-            report_error(self.curator, problem)
+            report_event(self.curator, problem)
         if found.rows is None:
             raise Later(LATER)
         return to(found.rows, self.where), None if found.mute is None else found.mute.to(self.where.device)
@@ -275,7 +275,7 @@ def _in_place(compute: Compute[T], rows: Rows, mute: Tensor | None, curator: Cur
         said = _try(compute, Rows(*(_taken(part, mine) for part in rows)), None if mute is None else mute[mine])
         if isinstance(said, _Failed):
             failing |= mine
-            report_error(curator, ErrorEvent(UNREADABLE, f"place {int(unit)}: {said.text}"))
+            report_event(curator, ErrorEvent(UNREADABLE, f"place {int(unit)}: {said.text}"))
     emptied = Rows(_without(rows.inputs, failing), _without(rows.labels, failing), rows.owner)
     found = _try(compute, emptied, failing if mute is None else mute | failing)
     if not isinstance(found, _Failed):

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tacit._curator import Curator, ErrorEvent, report_error
+from tacit._curator import Curator, ErrorEvent, report_event
 from tacit._refusals import ENDING, Refusal, attempt
 from tacit.distributed import team
 from tacit.privacy import Ledger, Neighbours, events, rehearsal, sampling
@@ -111,7 +111,7 @@ def rehearse(
                 what, wrong = "score", f"{type(error).__name__}: {error}"
     if wrong:
         sentence = _FAILED.format(what=what, point=point)
-        report_error(curator, ErrorEvent(sentence, wrong))
+        report_event(curator, ErrorEvent(sentence, wrong))
         raise Refusal(sentence)
     if sending is not None and ledger is not None:  # a trainable may keep something of its first run
         sending.check((trainable, score), ledger, curator)

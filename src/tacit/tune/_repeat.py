@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tacit._context import IN_CONTEXT, PrivacyContext, takes_context
-from tacit._curator import Curator, TrialEvent, report_error
+from tacit._curator import Curator, TrialEvent, report_event
 from tacit._refusals import ENDING
 from tacit.privacy import Budget, Ledger, Neighbours, Unit, selection
 from tacit.privacy.events import DpEvent, gaussian_noise
@@ -188,7 +188,7 @@ def carried_out(
                 except BaseException as error:  # whatever a score can do with rows
                     wrong = f"{type(error).__name__}: {error}"
         score_of_trial = None if wrong else found
-        report_error(curator, TrialEvent(Trial(hyperparameters=point, mu=plan.mu, score=score_of_trial), wrong))
+        report_event(curator, TrialEvent(Trial(hyperparameters=point, mu=plan.mu, score=score_of_trial), wrong))
         return found, (model, point)
 
     try:

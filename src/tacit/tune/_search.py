@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from tacit._curator import Curator, TrialEvent, report_error
+from tacit._curator import Curator, TrialEvent, report_event
 from tacit._guard_rails import warn_of_delta
 from tacit._refusals import Refusal, attempt
 from tacit._saving import save_result
@@ -143,7 +143,7 @@ class SearchSession:
         for number, trial, wrong in self.runner(jobs, self.ledger):
             found[number] = trial
             found = _without_losing_models(found) if keep else found
-            report_error(self.curator, TrialEvent(trial, wrong))
+            report_event(self.curator, TrialEvent(trial, wrong))
             self.report_progress(name, before + len(found), of or len(jobs))
             if len(found) == ENOUGH and all(trial.failed for trial in found.values()):
                 break  # what is not charged yet is kept
@@ -163,7 +163,7 @@ class SearchSession:
         if not said:
             return model
         failed = Trial(hyperparameters=point, mu=mu, score=None, receipt=receipt.id)
-        report_error(self.curator, TrialEvent(failed, said))
+        report_event(self.curator, TrialEvent(failed, said))
         raise RunFailed(
             f"The run on {receipt} failed, and stays charged. What went wrong may reveal rows: see curator=."
         )
