@@ -49,6 +49,7 @@ class Parabolas:
         root = torch.randn(NUMBERS, NUMBERS, dtype=torch.float64, generator=made) / NUMBERS**0.5
         self.a = root @ root.T if curved else torch.zeros(NUMBERS, NUMBERS, dtype=torch.float64)
         self.b = torch.randn(UNITS, NUMBERS, dtype=torch.float64, generator=made)
+        self.path: list[Tensor] = []  # the weights of the last walk
 
     def loss(self, w: Tensor) -> float:
         return float(w @ self.a @ w / 2 - self.b.mean(0) @ w)
@@ -60,9 +61,11 @@ class Parabolas:
         updater = Updater(optimizer.update, {"w": weights}, optimizer.steps)
         tracker = LossTracker(TrackLoss(), {"w": weights}, optimizer, size=UNITS, rows_drawn=False)
         rate, expected, bound, true = optimizer.sampler.rate(UNITS), optimizer.sampler.expected(UNITS), 1.5, []
+        self.path = []
         for step in range(optimizer.steps):
             w = weights.detach().clone()
             true.append(self.loss(w))
+            self.path.append(w)
             taken = torch.rand(UNITS, generator=drawn) < rate
             total = (self.a @ w - self.b)[taken].sum(0)
             noise = optimizer.noise.multiplier(scale, step, optimizer.steps) * bound
@@ -133,6 +136,28 @@ def test_with_drawn_batches_a_curved_loss_is_not_below_the_truth(momentum: float
         curve, true = problem.walk(optimizer, 1.0, seed)
         off.append(curve[-1].change - (true[-1] - true[0]))
     assert statistics.fmean(off) > -FIVE_SIGMA * statistics.stdev(off) / 600**0.5
+
+
+@pytest.mark.parametrize("optimizer", FULL.values(), ids=FULL)
+def test_the_upper_estimate_is_the_sum_of_steps_along_the_gradients_after_them(optimizer: Optimizer) -> None:
+    """Exact without noise, and above the change of a convex loss; with noise right on average, as far as it says."""
+    problem, off, stated = Parabolas(), [], []
+
+    def upper() -> float:
+        pairs = zip(problem.path, problem.path[1:], strict=False)
+        return sum(float((problem.a @ after - problem.b.mean(0)) @ (after - before)) for before, after in pairs)
+
+    curve, true = problem.walk(optimizer, 0.0)
+    assert curve[-1].most == pytest.approx(upper(), abs=1e-12)
+    assert all(at.most >= value - true[0] - 1e-12 for at, value in zip(curve, true, strict=True))
+    for seed in range(400):
+        curve, _ = problem.walk(optimizer, 8.0, seed)
+        off.append(curve[-1].most - upper())
+        stated.append(curve[-1].most_noise)
+    error = statistics.stdev(off)
+    assert abs(statistics.fmean(off)) < FIVE_SIGMA * error / 400**0.5
+    root_mean_square = statistics.fmean(value**2 for value in stated) ** 0.5
+    assert abs(error / root_mean_square - 1) < FIVE_SIGMA / 800**0.5
 
 
 # -- in fit -----------------------------------------------------------------------------------------------------------
@@ -258,8 +283,49 @@ def test_the_evaluation_at_a_stop_is_made_once_though_the_run_is_resumed(
 
 
 def test_a_loss_that_falls_does_not_end_the_run() -> None:
-    fitted = run(DPGD(steps=30, lr=0.5), track_loss=TrackLoss(patience=3))
+    fitted = run(DPGD(steps=30, lr=0.5), track_loss=TrackLoss(patience=3, start=math.log(3)))
     assert fitted.steps == 30
+
+
+def logistic(**more: Any) -> tuple[Fitted, float]:
+    """Two classes, 2,000 rows of norm 1, a head of zeros without privacy: what came of it, and its loss less ln 2."""
+    made = torch.Generator().manual_seed(0)
+    inputs = nn.functional.normalize(torch.randn(2000, 32, generator=made))
+    labels = (inputs @ torch.randn(32, generator=made) > 0).long()
+    options: dict[str, Any] = {"epsilon": math.inf, "delta": 1e-5, "size": 2000, "scheme": "linear", "seed": SEED}
+    options |= {"ledger": Ledger("sqlite://"), "subject": "clinic", "track_loss": True}
+    fitted = fit(nn.Linear(32, 2), (inputs, labels), **(options | more))
+    with torch.inference_mode():
+        return fitted, float(nn.functional.cross_entropy(fitted.model(inputs), labels)) - math.log(2)
+
+
+@pytest.mark.parametrize("lr", [0.3, 3.0, 30.0, 100.0])
+def test_the_upper_estimate_holds_where_steps_are_too_long(lr: float) -> None:
+    fitted, true = logistic(optimizer=DPGD(lr=lr, steps=60, momentum=0.0))
+    last = fitted.loss_curve[-1]
+    assert last.most >= true - 0.01  # the last step comes after it
+    assert (last.most < 0) is (lr < 10)
+    assert (last.change < -math.log(2)) is (lr > 10)  # a loss below zero: there is none
+
+
+@pytest.mark.parametrize(("lr", "stops"), [(0.3, False), (3.0, False), (30.0, True), (100.0, True)])
+def test_an_estimate_below_a_loss_of_zero_ends_the_run(lr: float, stops: bool) -> None:
+    how = TrackLoss(patience=3, start=math.log(2))
+    fitted, _ = logistic(optimizer=DPGD(lr=lr, steps=60, momentum=0.0), track_loss=how)
+    assert (fitted.steps < 10) is stops
+    assert (fitted.steps == 60) is not stops
+
+
+def test_a_checkpoint_of_before_has_no_upper_estimate() -> None:
+    optimizer, weights = DPGD(steps=5), {"w": nn.Parameter(torch.zeros(1))}
+    tracker = LossTracker(TrackLoss(), weights, optimizer, size=10, rows_drawn=False)
+    tracker.note({"w": torch.ones(1)}, bound=1.0, scale=1.0)
+    tensors, facts = tracker.state()
+    facts["curve"] = [values[:2] for values in facts["curve"]]
+    again = LossTracker(TrackLoss(), weights, optimizer, size=10, rows_drawn=False)
+    again.load(tensors, facts, done=1)
+    again.note({"w": torch.ones(1)}, bound=1.0, scale=1.0)
+    assert [at.most for at in again.curve] == [math.inf, math.inf]
 
 
 def test_a_rise_that_noise_explains_is_none() -> None:
@@ -387,6 +453,10 @@ def test_mistakes() -> None:
         TrackLoss(patience=0)
     with pytest.raises(ValueError, match="deviations is above 0"):
         TrackLoss(deviations=-1.0)
+    with pytest.raises(ValueError, match="ln K for a head of zeros"):
+        TrackLoss(patience=2, start=0.0)
+    with pytest.raises(ValueError, match="give patience=, too"):
+        TrackLoss(start=math.log(3))
     ledger, optimizer = Ledger("sqlite://"), DPGD(steps=4)
     ledger.subject("clinic", Budget(8.0, 1e-5), plan=[optimizer.event(3.0, 3000)])
     with pytest.raises(ValueError, match="a plan refunds nothing"):

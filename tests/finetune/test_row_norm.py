@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from by_hand import SEED, key, one_row_units, people, train
+from safetensors.torch import load_file
 from torch import nn
 
-from tacit.finetune import DPGD, Evaluation, RowNorm, Standardise, fit, public_centre
+from tacit.finetune import DPGD, Evaluation, RowNorm, RowNormalizer, Standardise, fit, public_centre
+from tacit.models import save_weights
 from tacit.privacy import Ledger
 
 
@@ -110,9 +113,21 @@ def test_what_cannot_be_is_refused_before_a_charge(ledger: Ledger, tmp_path: Pat
         RowNorm(centre=torch.zeros(2, 2))
     assert ledger.entries() == []
     fitted = run(RowNorm())
-    with pytest.raises(ValueError, match="no layer of the plain model"):
-        fitted.save(tmp_path / "out")
-    assert fitted.save(tmp_path / "out", format="state_dict").exists()
+    for save in (fitted.save, partial(save_weights, fitted.model)):
+        for form in ("plain", "peft"):
+            with pytest.raises(
+                ValueError, match=r"scheme='linear'\) without optimizer=\): save with format='state_dict'"
+            ):
+                save(tmp_path / "out", format=form)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_saved_model_is_loaded_as_the_error_says(tmp_path: Path) -> None:
+    fitted = run(RowNorm(norm=2.0, centre=torch.ones(6)))
+    file = fitted.save(tmp_path / "out", format="state_dict") / "model.safetensors"
+    again = RowNormalizer(2.0, torch.zeros(6)).before_head(model())
+    again.load_state_dict(load_file(file))
+    assert torch.equal(again.eval()(people()[0]), fitted.model.eval()(people()[0]))
 
 
 def test_what_a_run_prints_tells_centres_apart() -> None:

@@ -140,6 +140,16 @@ def test_several_ledgers(ledger: Ledger) -> None:
             "each unit in at most 3 of them",
         ),
         (
+            events.passes(1.73435, 40, strategy="full", contributions=4, separation=10),
+            "40 steps, one release in all: full noise, 1.734 × the bound, "
+            "each unit in at most 4 of them, at least 10 apart, as its id decides",
+        ),
+        (
+            events.passes(2.0, 10, strategy="toeplitz:8"),
+            "10 steps, one release in all: toeplitz 8 noise, 2 × the bound, "
+            "each unit in one of them, as its id decides",
+        ),
+        (
             events.schedule([1.0, 2.0, 3.0, 4.0, 5.0]),
             "Gaussian noise, 1 × the bound; Gaussian noise, 2 × the bound; Gaussian noise, 3 × the bound; and 2 more",
         ),
@@ -151,3 +161,20 @@ def test_events_in_words(event: events.DpEvent, text: str) -> None:
 
 def test_an_event_without_words_keeps_its_name() -> None:
     assert words.event({"type": "ZCDpEvent", "rho": 0.5, "xi": 0.0}) == "ZC rho 0.5, xi 0"
+
+
+@pytest.mark.parametrize(
+    ("event", "used", "text"),
+    [
+        (events.gaussian(50.0, steps=10), 10, "all 10 releases used"),
+        (events.gaussian(50.0, steps=10), 4, "4 releases used, the rest returned"),
+        (events.stream(50.0, 10), 4, "4 releases used, nothing returned"),  # costs the same from its first step on
+        (events.gaussian(50.0), 1, "1 release used"),
+    ],
+)
+def test_what_came_of_a_charge_in_words(event: events.DpEvent, used: int, text: str) -> None:
+    ledger = Ledger("sqlite://")
+    ledger.subject("clinic", budget=Budget(1.0, 1e-6), neighbours="zero-out")
+    ledger.settle(ledger.charge("clinic", event, stage="finetune"), used)
+    charged, settled = (entry.body for entry in ledger.entries("clinic") if entry.kind != "subject")
+    assert words.settlement(settled, charged) == text

@@ -20,6 +20,7 @@ from tacit.calibrate._merging import with_temperature
 from tacit.calibrate._outputs import FLOOR, bin_of
 from tacit.calibrate._platt import platt
 from tacit.calibrate._wire import checked, make
+from tacit.models import WeightFormat
 from tacit.privacy import Guarantee, Neighbours, Unit
 
 CALIBRATION = "calibration.json"  # beside weights that it is not merged into
@@ -181,7 +182,15 @@ class Calibrated(nn.Module):
         """Calibrated probabilities."""
         return torch.softmax(self(*args, **kwargs), dim=-1)
 
-    def save(self, folder: str | Path, *, merge: bool = True, inputs: Any = None, title: str | None = None) -> Path:
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        merge: bool = True,
+        inputs: Any = None,
+        format: WeightFormat = "plain",
+        title: str | None = None,
+    ) -> Path:
         """Write the calibrated model so that timm or transformers load it without tacit, its promise beside it.
 
         Args:
@@ -191,6 +200,7 @@ class Calibrated(nn.Module):
                 `calibration.json` beside them: `Result.from_json(json.load(...)).wrap(model)` applies it.
             inputs: A batch on which the merged model is compared, public or synthetic; for models of timm and
                 transformers one is drawn.
+            format: Of the weights, see `models.save_weights`.
             title: What stands above the card.
 
         Returns:
@@ -206,7 +216,7 @@ class Calibrated(nn.Module):
         model = with_temperature(self.model, float(self.temperature), inputs) if merge else self.model
         written = json.dumps(self.result.to_json(), indent=2) + "\n"
         files = {} if merge else {CALIBRATION: written}
-        return save_result(folder, model, self.result, stage="calibrate", title=title, files=files)
+        return save_result(folder, model, self.result, stage="calibrate", format=format, title=title, files=files)
 
     def extra_repr(self) -> str:
         return str(self.result)

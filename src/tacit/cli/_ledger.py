@@ -78,7 +78,7 @@ def show(
         spent = round_up(row["spent_epsilon"])
         table.add_row(name, row["unit"], row["neighbours"], spent, *budget, row["left"], str(row["charges"]))
     out.print(table)
-    out.print(_entries_table(entries[-last:] if last > 0 else []))
+    out.print(_entries_table(entries, last))
     out.print(f"[bold]Total over all subjects[/bold]: {total}")
     out.print(f"[bold]Head[/bold]: {head}", soft_wrap=True)
 
@@ -97,16 +97,17 @@ def _left(left: Any) -> str:
     return "0" if left.mu == 0 else f"{left.epsilon:.4g}"
 
 
-def _entries_table(entries: list[Any]) -> Table:
-    from tacit.report import describe_event
+def _entries_table(entries: list[Any], last: int) -> Table:
+    from tacit.report import describe_event, describe_settlement
 
     table = _table("entry", "")
-    for entry in entries:
+    charged = {entry.receipt: entry.body for entry in entries if entry.kind == "charge"}
+    for entry in entries[-last:] if last > 0 else []:
         body = entry.body
         event = body.get("event")
         what = "; ".join(part for part in (describe_event(event) if event else "", body.get("note") or "") if part)
         if entry.kind == "settle":
-            what = f"{body['used']:,} releases used, the rest returned"
+            what = describe_settlement(body, charged.get(entry.receipt))
         if body.get("seeded"):
             what += " (seeded: not private)"
         time = str(body.get("time", ""))[:16].replace("T", " ")

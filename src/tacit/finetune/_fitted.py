@@ -13,7 +13,6 @@ from tacit._saving import save_result
 from tacit.finetune._features import Probe
 from tacit.finetune._loop import Score
 from tacit.finetune._loss_curve import LossChange
-from tacit.finetune._standardise import is_row_normalized
 from tacit.models import WeightFormat
 from tacit.privacy import Guarantee, Ledger
 
@@ -69,17 +68,13 @@ class Fitted:
             The folder.
 
         Raises:
-            ValueError: The model has no plain form (adapters, features of all blocks); the sentence says the way out.
+            ValueError: The model has no plain form (adapters, features of all blocks, or rows of one norm, as
+                `scheme="linear"` without an optimizer has them); the sentence says the way out.
         """
         if isinstance(self.model, Probe) and format != "state_dict":
             raise ValueError(
                 "A head on the features of all blocks is no layer of the plain model: fine-tune with features='last', "
                 "or save with format='state_dict' and load it into finetune.Probe."
-            )
-        if is_row_normalized(self.model) and format != "state_dict":
-            raise ValueError(
-                "A head on rows of one norm is no layer of the plain model: fine-tune without RowNorm, or save with "
-                "format='state_dict'."
             )
         return save_result(
             folder,

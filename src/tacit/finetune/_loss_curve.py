@@ -20,6 +20,7 @@ from tacit.privacy.events import check_count
 
 Weights = Mapping[str, Tensor]
 _BYTES = 4  # of a weight, at least
+_KEPT = ("change", "noise", "most", "most_noise")  # of each step in a checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +31,16 @@ class LossChange:
         step: Steps done.
         change: The estimate: below zero where the model has learnt.
         noise: The standard deviation that the privacy noise gives it, at most.
+        most: Its upper estimate where the loss is convex (a linear head): far above `change` where steps are too long
+            for `change` to be right. Infinite: not known, in a checkpoint of an earlier version.
+        most_noise: The standard deviation that the privacy noise gives `most`.
     """
 
     step: int
     change: float
     noise: float
+    most: float = math.inf
+    most_noise: float = 0.0
 
     def rise_since(self, earlier: LossChange) -> float:
         """How far it is above an earlier one, in standard deviations of the noise that came between."""
@@ -52,14 +58,22 @@ class TrackLoss:
             batches or rows are drawn, the estimate rises by itself once a run has ended learning.
         deviations: How many standard deviations of the noise are beyond doubt at one step; over s steps, the root of
             its square and 2 ln s.
+        start: The mean training loss before the first step, where that is public: ln K for a head of zeros and K
+            classes. No loss is below zero, so an estimate below minus `start` beyond doubt proves steps to be too long
+            for it, and with `patience` ends the run, too. None: not known.
     """
 
     patience: int | None = None
     deviations: float = 3.0
+    start: float | None = None
 
     def __post_init__(self) -> None:
         if self.patience is not None:
             check_count(self.patience, "patience")
+        if self.start is not None and not 0 < self.start < math.inf:
+            raise ValueError("start is the loss before the first step, above 0: ln K for a head of zeros on K classes.")
+        if self.start is not None and self.patience is None:
+            raise ValueError("start= is for stopping: give patience=, too.")
         if not 0 < self.deviations < math.inf:
             raise ValueError("deviations is above 0.")
 
@@ -133,6 +147,10 @@ class LossTracker:
     released, so -lr r . r' stands there instead: on average it counts the curvature along the newest part of a step
     twice, which raises the estimate of a convex loss and never lowers it. Which of the two is computed is declared by
     the records (`varies`), and no matter of how many rows anybody has.
+
+    Along a long step a loss that is not quadratic may fall early and be flat behind, and the rule counts too much. A
+    convex loss changes by at least g . d and at most g' . d, so the sum of the r' . d is kept as well: right on average
+    for that bound as it is, since the noise of r' is independent of d.
     """
 
     def __init__(
@@ -165,7 +183,7 @@ class LossTracker:
         number, steps = self._first + len(self.curve), self._optimizer.steps
         noise = self._optimizer.noise.multiplier(scale, number, steps) * bound / self._expected
         gradient = {name: gradient[name].detach().clone() for name in self._parameters}
-        change, along = 0.0, 0.0
+        change, along, most, most_noise = 0.0, 0.0, 0.0, 0.0
         if self._weights:
             lr = self._last.lr
             step = {name: _exact(p) - _exact(self._weights[name]) for name, p in self._parameters.items()}
@@ -176,6 +194,8 @@ class LossTracker:
             self._settled += self._last.variance(_norm(older if self._drawn else step), drawn=self._drawn)
             newest = {name: value - lr * _exact(self._gradient[name]) for name, value in step.items()}
             along = _norm(newest if self._drawn else step)
+            most = self.curve[-1].most + _dot(gradient, step)
+            most_noise = math.hypot(self.curve[-1].most_noise, noise * _norm(step))
         numbers = sum(value.numel() for value in gradient.values())
         self._last = _Release(
             lr=self._optimizer.update.rate(number, steps),
@@ -184,22 +204,25 @@ class LossTracker:
             square=_dot(gradient, gradient) - numbers * noise * noise,
             along=along,
         )
-        self.curve.append(
-            LossChange(step=number, change=change, noise=math.sqrt(self._settled + _square(noise * along / 2)))
-        )
+        deviation = math.sqrt(self._settled + _square(noise * along / 2))
+        self.curve.append(LossChange(step=number, change=change, noise=deviation, most=most, most_noise=most_noise))
         self._weights = {name: p.detach().clone() for name, p in self._parameters.items()}
         self._gradient = gradient
 
     @property
     def rises(self) -> bool:
         """Whether the estimates so far say to stop."""
-        if self._how.patience is None or not self.curve:
+        how = self._how
+        if how.patience is None or not self.curve:
             return False
-        least, last = min(self.curve, key=lambda at: at.change), self.curve[-1]
+        last = self.curve[-1]
+        least = min(self.curve, key=lambda at: at.change)
         if not math.isfinite(last.change):
             return True
-        doubt = math.hypot(self._how.deviations, math.sqrt(2 * math.log(len(self.curve))))
-        return last.step - least.step >= self._how.patience and last.rise_since(least) > doubt
+        doubt = math.hypot(how.deviations, math.sqrt(2 * math.log(len(self.curve))))
+        if how.start is not None and not self._first and last.change + how.start < -doubt * last.noise:
+            return True  # the loss would be below zero
+        return last.step - least.step >= how.patience and last.rise_since(least) > doubt
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What a checkpoint keeps: made of released values."""
@@ -207,7 +230,7 @@ class LossTracker:
         tensors |= {f"gradient.{name}": value for name, value in self._gradient.items()}
         facts = {
             "first": self._first,
-            "curve": [[at.change, at.noise] for at in self.curve],
+            "curve": [[at.change, at.noise, at.most, at.most_noise] for at in self.curve],
             "last": asdict(self._last),
             "settled": self._settled,
         }
@@ -231,8 +254,8 @@ class LossTracker:
         self._weights, self._gradient = kept("weights."), kept("gradient.")
         self._first = int(facts.get("first", 0))
         self.curve = [
-            LossChange(step=step, change=change, noise=noise)
-            for step, (change, noise) in enumerate(facts["curve"], self._first)
+            LossChange(**dict(zip(_KEPT, values, strict=False)), step=step)  # two values in earlier versions
+            for step, values in enumerate(facts["curve"], self._first)
         ]
         self._last, self._settled = _Release(**facts["last"]), float(facts["settled"])
 

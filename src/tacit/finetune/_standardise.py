@@ -154,6 +154,17 @@ class RowNormalizer(nn.Module):
         scaled: Tensor = moved * (self.norm / length.clamp_min(1e-30)).to(moved)
         return scaled
 
+    @property
+    def no_plain_form(self) -> str:
+        """Why a model with this in it is not saved as a plain one, and the way out."""
+        centre = "" if self.centre is None else ", centre"
+        return (
+            "A head on rows of one norm is no layer of the plain model (RowNorm scales rows, and so does "
+            "finetune.fit(scheme='linear') without optimizer=): save with format='state_dict' and load into "
+            f"finetune.RowNormalizer({self.norm:g}{centre}).before_head(model), or fine-tune with an optimizer of your "
+            "own and without RowNorm."
+        )
+
     def apply_to(self, features: Tensor) -> Tensor:
         """The same, of a whole table."""
         if self.centre is not None and features.shape[-1] != len(self.centre):

@@ -60,6 +60,9 @@ def save_weights(
     write = {"plain": _plain, "peft": _peft, "state_dict": _state_dict}.get(format)
     if write is None:
         raise ValueError(f"A format is 'plain', 'peft' or 'state_dict', not {format!r}.")
+    reasons = [reason for part in model.modules() if isinstance(reason := getattr(part, "no_plain_form", None), str)]
+    if reasons and format != "state_dict":
+        raise ValueError(reasons[0])
     with replaced(Path(folder), RESULT_FILES) as part:
         main = write(model, part)
         if tokenizer is not None:

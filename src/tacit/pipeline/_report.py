@@ -146,7 +146,7 @@ def facts(outcome: PipelineResult) -> dict[str, Any]:
             "steps": fitted.steps,
             "noise_multiplier": fitted.noise_multiplier,
             "scores": fitted.scores,
-            "loss_curve": [[at.step, at.change, at.noise] for at in fitted.loss_curve],
+            "loss_curve": [[at.step, at.change, at.noise, at.most, at.most_noise] for at in fitted.loss_curve],
             "receipt": fitted.receipt,
         }
     if outcome.tuned is not None:

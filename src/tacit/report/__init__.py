@@ -7,6 +7,7 @@ from tacit._json import to_plain as plain
 from tacit.report._about import About, card, card_facts, page, tell
 from tacit.report._card import FACTS as FACTS
 from tacit.report._describe_events import event as describe_event
+from tacit.report._describe_events import settlement as describe_settlement
 from tacit.report._ledger import Book, overview
 from tacit.report._page import Picture, Section
 from tacit.report._tables import Cell, Column, Spread, Table
@@ -25,6 +26,7 @@ __all__ = [
     "card",
     "card_facts",
     "describe_event",
+    "describe_settlement",
     "overview",
     "page",
     "plain",

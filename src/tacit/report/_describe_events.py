@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tacit.privacy import events
+
 _MOST_PARTS = 3
 _ENDLESS = 1 << 30  # more steps than any run makes: a stream that is charged for them has no length of its own
 
@@ -23,6 +25,8 @@ def event(data: dict[str, Any]) -> str:
             return f"{event(inner)}, of {k:,} units drawn from {n:,}"
         case {"type": "StreamDpEvent", "noise_multiplier": noise, "steps": steps, "strategy": strategy}:
             return _stream(noise, steps, strategy, data.get("contributions", 1), data.get("blocks", 1))
+        case {"type": "PassesDpEvent", "noise_multiplier": noise, "steps": steps, "strategy": strategy, **rest}:
+            return _passes(noise, steps, strategy, rest.get("contributions", 1), rest.get("separation", 1))
         case {"type": "CyclicPoissonDpEvent", "noise_multiplier": noise, "steps": steps, "separation": bands, **rest}:
             return (
                 f"{steps:,} steps with noise over {bands} bands, {noise:.4g} × the bound, each unit of one of {bands} "
@@ -50,11 +54,33 @@ def event(data: dict[str, Any]) -> str:
     return " ".join(part for part in (str(data.get("type", "?")).removesuffix("DpEvent"), numbers) if part)
 
 
+def settlement(settled: dict[str, Any], charged: dict[str, Any] | None) -> str:
+    """What came of a charge: `settled` is the body of the entry that closed it, `charged` of the one that opened it."""
+    used, refund = settled["used"], settled["refund"]
+    releases = events.releases(events.from_json(charged["event"])) if charged else None
+    made = f"{used:,} release{'' if used == 1 else 's'} used"
+    if used == releases:
+        return f"all {made}" if used > 1 else made
+    if not refund:
+        return f"{made}, nothing returned"
+    return f"{made}, the rest returned"
+
+
 def _stream(noise: float, steps: int, strategy: str, contributions: int, blocks: int) -> str:
     if steps * blocks >= _ENDLESS:
         length = "any length" if steps >= 1 << 20 else f"any length, in blocks of {steps:,} steps"
     else:
         length = f"{steps:,} steps" if blocks == 1 else f"{blocks:,} blocks of {steps:,} steps"
     often = "" if contributions == 1 else f", each unit in at most {contributions:,} of them"
-    how = f"{strategy.replace(':', ' ')} noise, {noise:.4g} × the bound" if noise else "no noise"
-    return f"a stream of {length}, one release in all: {how}{often}"
+    return f"a stream of {length}, one release in all: {_correlated(noise, strategy)}{often}"
+
+
+def _passes(noise: float, steps: int, strategy: str, contributions: int, separation: int) -> str:
+    often = "one of them" if contributions == 1 else f"at most {contributions:,} of them, at least {separation:,} apart"
+    return (
+        f"{steps:,} steps, one release in all: {_correlated(noise, strategy)}, each unit in {often}, as its id decides"
+    )
+
+
+def _correlated(noise: float, strategy: str) -> str:
+    return f"{strategy.replace(':', ' ')} noise, {noise:.4g} × the bound" if noise else "no noise"

@@ -267,7 +267,7 @@ def _charges(ledger: Ledger, subject: Subject) -> Iterable[Charges]:
         used = ""
         if settlement is not None and settlement["refund"]:
             cost = max(0.0, cost - from_units(settlement["refund"]))
-            used = f"{settlement['used']:,} releases used, the rest returned"
+            used = words.settlement(settlement, body)
         note = "; ".join(part for part in (body["note"], used) if part)
         key = (body["stage"], canonical(body["event"]), note, str(body["seeded"]))
         groups.setdefault(key, []).append((body, cost))

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, PlainTextResponse
 
 from tacit.privacy import Entry, Ledger, LedgerDamaged, Mode, Subject, from_units, ledger_of
-from tacit.report import Cell, Column, Picture, Section, Table, card, describe_event, run_files
+from tacit.report import Cell, Column, Picture, Section, Table, card, describe_event, describe_settlement, run_files
 from tacit.serve._limits import in_turn
 from tacit.serve._scope import ScopedBook
 
@@ -66,7 +66,7 @@ def ledger_page(ledger: Ledger) -> str:
     figures = [found for each in subjects if (found := _burn_down(each, entries)) is not None]
     if figures:
         sections.append(Section("What is left", figures=figures))
-    sections.append(Section("Last entries", tables=[_entries(entries[-_LAST:])]))
+    sections.append(Section("Last entries", tables=[_entries(entries)]))
     sections.append(Section("Is it what was written?", held))
     lead = "The subjects of this ledger, what was spent on each, and what is left.\n\nThe privacy card is at /card."
     return run_files(title="Privacy ledger", lead=lead, sections=sections, ledgers=[ledger])[0]["report.html"]
@@ -130,11 +130,12 @@ def _burn_down(subject: Subject, entries: list[Entry]) -> Picture | None:
 
 def _entries(entries: list[Entry]) -> Table:
     rows: list[list[Cell]] = []
-    for entry in reversed(entries):
+    charged = {entry.receipt: entry.body for entry in entries if entry.kind == "charge"}
+    for entry in reversed(entries[-_LAST:]):
         body = entry.body
         what = describe_event(body["event"]) if "event" in body else ""
         if entry.kind == "settle":
-            what = f"{body['used']:,} releases used, the rest returned"
+            what = describe_settlement(body, charged.get(entry.receipt))
         when = str(body.get("time", ""))[:16].replace("T", " ")
         rows.append([entry.seq, when, entry.kind, entry.subject, str(body.get("stage", "")), what])
     return Table("", ["entry", "time (UTC)", "kind", "subject", "stage", "what"], rows)
