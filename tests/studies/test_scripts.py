@@ -1,12 +1,13 @@
 """Studies that are scripts of their own: one cell of each, and the picture."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from studies.finetune import loss_curve
+from studies.finetune import long_steps, loss_curve
 from studies.linear_scaling import beyond, no_rate, pay_once, plots
 from studies.linear_scaling.data import Task
 from tacit.tune import Space
@@ -29,6 +30,14 @@ def test_a_loss_curve_without_noise_is_near_the_loss(arm: str, features: str) ->
     assert found["noise"] == 0
     assert found["true"] < -0.3
     assert found["estimate"] == pytest.approx(found["true"], abs=0.06)
+
+
+def test_where_steps_are_long_the_loss_at_the_start_ends_a_run() -> None:
+    short = long_steps.Cell(classes=2, epsilon=float("inf"), lr=1.0, momentum=0.0, steps=20, stop="none", seed=0)
+    found = long_steps.compute(short)
+    assert found["change"] == pytest.approx(found["true"], abs=0.02)
+    assert found["true"] < found["most"] + 0.02  # the clip is all that lies between
+    assert long_steps.compute(replace(short, lr=100.0, stop="start"))["steps"] < 20
 
 
 def test_one_line_serves_every_budget(features: str) -> None:
