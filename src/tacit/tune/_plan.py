@@ -196,7 +196,7 @@ def score_share(budget: Budget, mu: float, count: int, *, size: int | None, prec
         raise BudgetTooSmall(
             f"{budget} is too small for a search over {size:,} units: with {100 * scores:.0f}% of it the score of a "
             f"trial would be off by {100 / (found * size):.0f} points. Use it for one run: at the default "
-            "(tune.suggest with tune.train) or settings that are known to work; or bring more people or a larger budget. "
+            "(tune.suggest with tune.train) or settings known to work; or bring more people or a larger budget. "
             "Nothing is spent."
         )
     return found
