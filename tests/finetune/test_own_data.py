@@ -408,6 +408,15 @@ def test_integers_stay_integers() -> None:
     assert [value.dtype for value in named.inputs.values()] == [torch.int64, torch.uint8]
 
 
+def test_rows_of_a_model_in_several_types_keep_theirs() -> None:
+    """Which of its layers reads the rows only the model knows; one that begins in half precision reads them so."""
+    double, half = nn.Linear(2, 2).double(), nn.Linear(2, 2).bfloat16()
+    rows = torch.randn(3, 2, dtype=torch.float64)
+    assert to(rows, where_of(nn.Sequential(nn.Linear(2, 2), double))).dtype is torch.float64
+    assert to(rows.bfloat16(), where_of(nn.Sequential(nn.Linear(2, 2), half))).dtype is torch.bfloat16
+    assert to(rows, where_of(nn.Sequential(half, nn.Linear(2, 2)))).dtype is torch.bfloat16
+
+
 def test_an_array_on_disk_stays_there(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", rows()[0].numpy())
     array = np.load(tmp_path / "rows.npy", mmap_mode="r")

@@ -233,10 +233,11 @@ def test_a_score_that_says_so_is_taken() -> None:
         return torch.full((100,), 0.5)
 
     score.unit = "patient"  # type: ignore[attr-defined]
-    found = tune.random_search(
-        of_whom("patient"), BOX, TWO, trials=2, score=score, ledger=Ledger("sqlite://"), subject="people"
-    )
-    assert len(found.trials) == 2
+    for one in (score, partial(score)):
+        found = tune.random_search(
+            of_whom("patient"), BOX, TWO, trials=2, score=one, ledger=Ledger("sqlite://"), subject="people"
+        )
+        assert len(found.trials) == 2
 
 
 @pytest.mark.parametrize(

@@ -314,8 +314,10 @@ def to(rows: Any, where: Where) -> Any:
 def where_of(model: nn.Module) -> Where:
     """Where a model takes its rows."""
     parameters = list(model.parameters())
-    dtype = next((p.dtype for p in parameters if p.is_floating_point()), None)
-    return Where(parameters[0].device, dtype)
+    types = list(dict.fromkeys(p.dtype for p in parameters if p.is_floating_point()))
+    half = types[:1] == [torch.bfloat16] or types[:1] == [torch.float16]
+    # of several types nobody knows which one reads the rows, unless the first is half
+    return Where(parameters[0].device, types[0] if half or len(types) == 1 else None)
 
 
 @dataclass(frozen=True)

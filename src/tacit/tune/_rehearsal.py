@@ -158,7 +158,8 @@ def rehearse_search(
 def _check_numbers(values: Tensor, size: int) -> None:
     """Refuse scores of which it is plain that they are no numbers from 0 to 1 of as many units as were declared.
 
-    No single unit decides it: it takes as many again as there should be, or half of them.
+    One unit decides it only where there are exactly twice as many numbers as declared, or half of them are above 1; and
+    it decides no more than whether the search is refused before any charge.
     """
     if len(values) > 2 * size:
         raise Refusal(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
@@ -152,7 +153,9 @@ def _own_guess(trainable: object) -> object:
 
 
 def own_unit(whose: object) -> str | None:
-    """What something, or whatever it is a method of, says that its units are."""
+    """What something, or whatever it is a method or a part of, says that its units are."""
+    while isinstance(whose, partial):
+        whose = whose.func
     if isinstance(whose, HasUnit) and whose.unit:
         return whose.unit
     owner = getattr(whose, "__self__", None)  # of a bound method
